@@ -42,7 +42,9 @@ def test_a_line_separator_inside_a_string_does_not_split_the_line() -> None:
         pytest.param(
             '{"question": "q", "answer": "a", "id": 1}', "missing: none; unknown: id", id="unknown"
         ),
-        pytest.param('{"question": "q", "answer": 5}', "answer must be a non-empty string, got 5", id="type"),
+        pytest.param(
+            '{"question": "q", "answer": 5}', "answer must be a non-empty string, got 5", id="type"
+        ),
         pytest.param('{"question": "  ", "answer": "a"}', "question must be", id="empty"),
         pytest.param(GOOD, "the same question is on line 1", id="twice"),
     ],

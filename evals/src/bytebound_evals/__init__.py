@@ -1,4 +1,4 @@
-"""Measure quality and speed of bytebound models. Composes the other packages; none needs this one."""
+"""Measure the quality and speed of bytebound models. Composes the other three packages."""
 
 from bytebound_evals.data import Problem, arithmetic_problems, heldout_text
 from bytebound_evals.errors import DataError, EvalError
