@@ -1,0 +1,157 @@
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import render_results
+
+RESULT: dict[str, Any] = {
+    "schema": 1,
+    "machine": {"gpu": "Some GPU", "driver": "580.1"},
+    "commit": "abc123",
+    "command": "bytebound-evals throughput | tee log",
+    "metrics": {
+        "plain_1k.tok_s": {
+            "unit": "tok/s",
+            "better": "higher",
+            "median": 12.5,
+            "samples": [12.0, 13.0],
+            "case": {"prompt_tokens": 1024, "draft": "none"},
+        },
+        "a.count": {
+            "unit": "tokens",
+            "better": "lower",
+            "median": 123456,
+            "samples": [123456],
+            "case": {},
+        },
+    },
+}
+README = f"# Title\n\n{render_results.BEGIN}\nold\n{render_results.END}\n\nEnd.\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "README.md").write_text(README)
+    return tmp_path
+
+
+def put(root: Path, record: object, name: str = "h200/decode") -> None:
+    file = root / "bench" / "results" / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(record))
+
+
+def run(root: Path, *flags: str) -> int:
+    return render_results.main([*flags, "--root", str(root)])
+
+
+def test_without_results_it_says_so(root: Path) -> None:
+    assert run(root) == 0
+    text = (root / "README.md").read_text()
+    assert text == README.replace("old", render_results.NOTHING)
+
+
+def test_a_result_is_a_table_with_its_conditions(root: Path) -> None:
+    put(root, RESULT)
+    assert run(root) == 0
+    block = (root / "README.md").read_text().split(render_results.BEGIN)[1]
+    lines = block.split(render_results.END)[0].strip().split("\n")
+    assert lines[0] == (
+        "**h200/decode**: gpu Some GPU, driver 580.1; commit `abc123`;"
+        " `bytebound-evals throughput | tee log`"
+    )
+    assert lines[-2:] == [
+        "| a.count | 123,456 | tokens | 123,456 to 123,456 | 1 |  |",
+        "| plain_1k.tok_s | 12.5 | tok/s | 12 to 13 | 2 | prompt_tokens 1024, draft none |",
+    ]
+
+
+def test_check_writes_nothing_and_fails_until_rendered(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(root, RESULT)
+    assert run(root, "--check") == 1
+    assert (root / "README.md").read_text() == README
+    assert "out of date" in capsys.readouterr().out
+    assert run(root) == 0
+    assert run(root, "--check") == 0
+    put(root, RESULT, name="rtx5090/decode")
+    assert run(root, "--check") == 1
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    record = copy.deepcopy(RESULT)
+    *parents, last = path.split("/")
+    target = record
+    for parent in parents:
+        target = target[parent]
+    if value is None:
+        del target[last]
+    else:
+        target[last] = value
+    return record
+
+
+METRIC = "metrics/plain_1k.tok_s"
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ([], "expected an object, got list"),
+        (changed("schema", 2), "schema is 2, expected 1"),
+        (changed("commit", None), "missing: commit; unknown: none"),
+        (changed("command", " "), "command must be a non-empty string"),
+        (changed("extra", 1), "missing: none; unknown: extra"),
+        (changed("machine", {"driver": "1"}), "names its gpu or its cpu"),
+        (changed("metrics", {}), "at least one metric"),
+        (changed(METRIC, 5), "plain_1k.tok_s: expected an object, got int"),
+        (changed(f"{METRIC}/samples", None), "missing: samples"),
+        (changed(f"{METRIC}/samples", []), "samples must be"),
+        (changed(f"{METRIC}/samples", [float("nan")]), "samples must be"),
+        (changed(f"{METRIC}/samples", [True]), "samples must be"),
+        (changed(f"{METRIC}/median", 13.0), "median is 13.0, but that of the samples is 12.5"),
+        (changed(f"{METRIC}/better", "faster"), "expected higher or lower"),
+        (changed(f"{METRIC}/case", "x"), "case an object"),
+    ],
+)
+def test_a_damaged_result_is_refused_by_name(
+    root: Path, record: object, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(root, record)
+    assert run(root) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("render_results: h200/decode: ")
+    assert message in error
+    assert (root / "README.md").read_text() == README
+
+
+def test_a_file_that_is_not_json(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(root, RESULT)
+    (root / "bench/results/h200/decode.json").write_text('{"schema": 1')
+    assert run(root, "--check") == 2
+    assert "h200/decode: not JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no markers",
+        render_results.BEGIN,
+        f"{render_results.END}{render_results.BEGIN}",
+        README + README,
+    ],
+    ids=["none", "one", "order", "twice"],
+)
+def test_markers_must_be_there_once(
+    root: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "README.md").write_text(text)
+    assert run(root) == 2
+    assert "README.md: expected" in capsys.readouterr().err
+
+
+def test_no_readme_is_wrong_use(tmp_path: Path) -> None:
+    assert run(tmp_path) == 2
