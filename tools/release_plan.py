@@ -3,10 +3,10 @@
     python tools/release_plan.py TAG [--main REF] [--rehearse]
 
 A tag reads `<distribution>-v<version>`, e.g. `bytebound-kernels-v0.3.0`. It may be released when it
-names a published member, its version is the manifest's, the changelog has a dated section for
-it, the commit is on the main branch, the index does not have the version yet, and the index has
-every member that it needs at the version of this tree. `--rehearse` leaves out the changelog's date,
-the branch and the index.
+names a published member, its version is the manifest's, the changelog has a dated section for it,
+the commit is on the main branch, the index does not have the version yet, and the index has every
+member that it needs at the version of this tree. `--rehearse` leaves out the changelog's date, the
+branch and the index.
 
 Prints `key=value` lines (distribution, version, folder, import_name, native) for the workflow.
 Exit code 0: go; 1: do not release, one line per reason; 2: the question itself is wrong.

@@ -22,6 +22,8 @@ BEGIN = "<!-- results:begin -->"
 END = "<!-- results:end -->"
 NOTHING = "Nothing measured yet: there is no file under `bench/results`."
 SCHEMA = 1
+NOT_RESULTS = ("tiny/corpus",)
+"""Files that lie among the results and measure nothing: the list of what a model was trained on."""
 BETTER = ("higher", "lower")
 TOP_FIELDS = {"schema", "machine", "commit", "command", "metrics"}
 OPTIONAL_TOP_FIELDS = {"wheel", "note"}
@@ -64,11 +66,11 @@ def load_results(folder: Path) -> list[Result]:
     Raises:
         ResultError: a file is not of the form that bench/README.md describes.
     """
-    return [_load_result(file, folder) for file in sorted(folder.rglob("*.json"))]
+    files = {f.relative_to(folder).with_suffix("").as_posix(): f for f in folder.rglob("*.json")}
+    return [_load_result(name, files[name]) for name in sorted(files) if name not in NOT_RESULTS]
 
 
-def _load_result(file: Path, folder: Path) -> Result:
-    name = file.relative_to(folder).with_suffix("").as_posix()
+def _load_result(name: str, file: Path) -> Result:
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:

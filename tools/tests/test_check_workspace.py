@@ -213,6 +213,22 @@ Breaks = list[tuple[str, str, str]]
             "docs/faults.md: x.py does not exist",
             id="fault-link-to-no-file",
         ),
+        pytest.param(
+            [("docs/faults.md", "| E02 | a name | not yet: kernels |", "| E02 | a | later |")],
+            "docs/faults.md: E02 says 'later', which is no state of a fault",
+            id="fault-without-state",
+        ),
+        pytest.param(
+            [
+                (
+                    "docs/faults.md",
+                    "| E03 | a name | not yet: kernels |",
+                    "| E03 | a | not yet: me |",
+                )
+            ],
+            "docs/faults.md: E03 says 'not yet: me', which is no state of a fault",
+            id="fault-of-no-owner",
+        ),
     ],
 )
 def test_a_broken_rule_is_one_violation(root: Path, breaks: Breaks, expected: str) -> None:
@@ -259,7 +275,8 @@ def test_nothing_may_need_the_evaluation(root: Path) -> None:
 
 def test_a_linked_test_must_exist_by_name(root: Path) -> None:
     write(root, "tests/test_x.py", "def test_yes() -> None: ...\n")
-    edit(root, "docs/faults.md", "E01 | a name | not yet", "E01 | a | `tests/test_x.py::test_yes`")
+    link = "`tests/test_x.py::test_yes`; not yet"
+    edit(root, "docs/faults.md", "E01 | a name | not yet", f"E01 | a name | {link}")
     assert check_workspace.find_violations(root) == []
     edit(root, "docs/faults.md", "::test_yes`", "::test_ye`")
     assert check_workspace.find_violations(root) == [

@@ -81,6 +81,12 @@ def test_check_writes_nothing_and_fails_until_rendered(
     assert run(root, "--check") == 1
 
 
+def test_the_list_of_training_data_is_no_result(root: Path) -> None:
+    put(root, {"train": {}}, name="tiny/corpus")
+    assert run(root) == 0
+    assert render_results.NOTHING in (root / "README.md").read_text()
+
+
 def changed(path: str, value: object) -> dict[str, Any]:
     record = copy.deepcopy(RESULT)
     *parents, last = path.split("/")
