@@ -1,0 +1,9 @@
+// Element types of the tensors that cross the binding. Knows no CUDA type and no Python type.
+#pragma once
+
+namespace bytebound {
+
+// The numbers are part of the ABI: bytebound_kernels/_tensor.py repeats them.
+enum class DType : int { kFloat16 = 0, kBFloat16 = 1, kFloat32 = 2 };
+
+}  // namespace bytebound

@@ -1,0 +1,150 @@
+// RMSNorm with "1 + w": one block per row, so a row never meets another row.
+//
+//   chunk (8 elements)   0    1    2   ...  P-1 |  P   P+1  ...      P = threads of the block
+//   thread               0    1    2   ...  P-1 |  0    1   ...
+//
+// A thread adds its chunks in ascending order, then the block adds its threads in a fixed tree.
+// P depends on D alone. The price of one block per row: at T = 1 a single multiprocessor works, and
+// the kernel takes as long as two memory latencies.
+#include "rms_norm.h"
+
+#include "cuda/chunk.cuh"
+#include "cuda/device_guard.h"
+#include "cuda/launch.h"
+#include "cuda/reduce.cuh"
+
+namespace bytebound {
+namespace {
+
+constexpr std::int64_t kMaxRows = (std::int64_t{1} << 31) - 1;  // the limit of gridDim.x
+constexpr std::int64_t kMaxD = std::int64_t{1} << 30;           // element indices are 32-bit
+
+template <typename T, typename W>
+struct KernelArgs {
+  const T* p_x;
+  const W* p_weight;
+  T* p_out;
+  std::int64_t x_row_stride;    // in elements
+  std::int64_t out_row_stride;  // in elements
+  int d;                        // in elements
+  float eps;
+};
+
+// Written as fmaf so that the compiler has no choice of rounding to make.
+__device__ __forceinline__ float add_squares(float sum, const float (&b_x)[kChunk]) {
+#pragma unroll
+  for (int j = 0; j < kChunk; ++j) {
+    sum = fmaf(b_x[j], b_x[j], sum);
+  }
+  return sum;
+}
+
+__device__ __forceinline__ void normalise(float (&b_x)[kChunk],
+                                          const float (&b_weight)[kChunk],
+                                          float inverse_rms) {
+#pragma unroll
+  for (int j = 0; j < kChunk; ++j) {
+    b_x[j] = (b_x[j] * inverse_rms) * (1.0f + b_weight[j]);
+  }
+}
+
+template <typename T, typename W, bool kVector>
+__global__ void __launch_bounds__(kMaxBlockThreads, 1) rms_norm_kernel(KernelArgs<T, W> args) {
+  const T* p_x = args.p_x + blockIdx.x * args.x_row_stride;
+  T* p_out = args.p_out + blockIdx.x * args.out_row_stride;
+  const int d = args.d;
+  const int i_first = threadIdx.x * kChunk;  // in elements
+  const int step = blockDim.x * kChunk;      // in elements
+
+  // The first chunk stays in registers, and its weights are asked for before the sum is known: at
+  // one row the two memory latencies then overlap.
+  float b_x[kChunk];
+  float b_weight[kChunk];
+  load_chunk<kVector>(p_x, i_first, d, b_x);
+  load_chunk<kVector>(args.p_weight, i_first, d, b_weight);
+
+  float sum = add_squares(0.0f, b_x);
+  for (int i = i_first + step; i < d; i += step) {
+    float b_more[kChunk];
+    load_chunk<kVector>(p_x, i, d, b_more);
+    sum = add_squares(sum, b_more);
+  }
+  const float mean = block_sum_once(sum) / static_cast<float>(d);
+  // Correctly rounded, so the same on every architecture; rsqrtf is not.
+  const float inverse_rms = __frsqrt_rn(mean + args.eps);
+
+  normalise(b_x, b_weight, inverse_rms);
+  store_chunk<kVector>(p_out, i_first, d, b_x);
+  for (int i = i_first + step; i < d; i += step) {
+    load_chunk<kVector>(p_x, i, d, b_x);
+    load_chunk<kVector>(args.p_weight, i, d, b_weight);
+    normalise(b_x, b_weight, inverse_rms);
+    store_chunk<kVector>(p_out, i, d, b_x);
+  }
+}
+
+// Enough threads for one chunk each or, in a longer row, for equally many chunks each.
+int threads_for(std::int64_t d) {
+  const std::int64_t chunks = (d + kChunk - 1) / kChunk;
+  const std::int64_t rounds = (chunks + kMaxBlockThreads - 1) / kMaxBlockThreads;
+  const std::int64_t threads = (chunks + rounds - 1) / rounds;
+  return static_cast<int>((threads + kWarp - 1) / kWarp * kWarp);
+}
+
+template <typename T>
+bool is_vector_row(const void* p_first, std::int64_t row_stride, std::int64_t rows) {
+  const bool first = reinterpret_cast<std::uintptr_t>(p_first) % kAccessBytes == 0;
+  const bool others = rows == 1 || row_stride * sizeof(T) % kAccessBytes == 0;
+  return first && others;
+}
+
+template <typename T, typename W>
+Status run(const RmsNormParams& p, void* stream) {
+  const KernelArgs<T, W> args = {static_cast<const T*>(p.x),
+                                 static_cast<const W*>(p.weight),
+                                 static_cast<T*>(p.out),
+                                 p.x_row_stride,
+                                 p.out_row_stride,
+                                 static_cast<int>(p.d),
+                                 p.eps};
+  const bool vector = is_vector_row<T>(p.x, p.x_row_stride, p.rows) &&
+                      is_vector_row<T>(p.out, p.out_row_stride, p.rows) &&
+                      is_vector_row<W>(p.weight, 0, 1);
+  const auto kernel = vector ? rms_norm_kernel<T, W, true> : rms_norm_kernel<T, W, false>;
+  const dim3 grid(static_cast<unsigned>(p.rows));
+  const dim3 block(threads_for(p.d));
+  return launch(kernel, grid, block, stream, args);
+}
+
+}  // namespace
+
+Status rms_norm(const RmsNormParams& params, void* stream) {
+  if (params.rows < 0 || params.rows > kMaxRows || params.d < 1 || params.d > kMaxD) {
+    return kSizeOutOfRange;
+  }
+  if (params.rows == 0) {
+    return kOk;
+  }
+  const DeviceGuard guard(params.device);
+  if (guard.status() != cudaSuccess) {
+    return guard.status();
+  }
+  // The five combinations that exist: float weights go with every type, others with their own.
+  const bool float_weight = params.weight_dtype == DType::kFloat32;
+  if (!float_weight && params.weight_dtype != params.x_dtype) {
+    return kNotInstantiated;
+  }
+  switch (params.x_dtype) {
+    case DType::kFloat16:
+      return float_weight ? run<__half, float>(params, stream)
+                          : run<__half, __half>(params, stream);
+    case DType::kBFloat16:
+      return float_weight ? run<__nv_bfloat16, float>(params, stream)
+                          : run<__nv_bfloat16, __nv_bfloat16>(params, stream);
+    case DType::kFloat32:
+      return run<float, float>(params, stream);
+  }
+  return kNotInstantiated;
+}
+
+}  // namespace bytebound

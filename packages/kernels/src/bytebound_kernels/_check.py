@@ -1,0 +1,67 @@
+"""Checks that several ops share. Each raises with what was got and what was expected."""
+
+from itertools import pairwise
+
+from bytebound_kernels._tensor import HOST, TensorView
+from bytebound_kernels.errors import UnsupportedDeviceError, UnsupportedLayoutError
+
+__all__ = ["common_device", "no_overlap", "row_stride"]
+
+
+def row_stride(op: str, tensor: TensorView) -> int:
+    """Return the distance between rows in elements, for a tensor [..., D] taken as rows of D.
+
+    Raises:
+        UnsupportedLayoutError: the elements of a row are not adjacent, or the leading dimensions
+            are not evenly spaced, so that no single distance describes the rows.
+    """
+    described = f"{op}: {tensor.name} of shape {tensor.shape} has strides {tensor.strides}"
+    if tensor.strides[-1] != 1 and tensor.shape[-1] > 1:
+        raise UnsupportedLayoutError(
+            f"{described}; expected the last dimension contiguous (stride 1). Use .contiguous()."
+        )
+    # Dimensions of size 1 are never stepped along, so their strides mean nothing.
+    leading = [
+        (n, s) for n, s in zip(tensor.shape[:-1], tensor.strides[:-1], strict=True) if n != 1
+    ]
+    if not leading or 0 in tensor.shape:
+        return tensor.shape[-1]
+    for (_, outer_stride), (inner_size, inner_stride) in pairwise(leading):
+        if outer_stride != inner_size * inner_stride:
+            raise UnsupportedLayoutError(
+                f"{described}; expected rows at one even distance, that is, leading dimensions "
+                f"that .view(-1, {tensor.shape[-1]}) would accept. Use .contiguous()."
+            )
+    if leading[-1][1] < 0:
+        raise UnsupportedLayoutError(f"{described}; expected strides of 0 or more")
+    return leading[-1][1]
+
+
+def no_overlap(op: str, written: TensorView, read: TensorView) -> None:
+    """Refuse a result that shares memory with an argument that is read.
+
+    Raises:
+        UnsupportedLayoutError: the two address ranges meet.
+    """
+    end_written = written.pointer + written.span_bytes
+    end_read = read.pointer + read.span_bytes
+    if written.pointer < end_read and read.pointer < end_written:
+        raise UnsupportedLayoutError(
+            f"{op}: {written.name} overlaps {read.name} in memory; expected separate tensors"
+        )
+
+
+def common_device(op: str, *tensors: TensorView) -> int:
+    """Return the ordinal of the device that holds all of the tensors.
+
+    Raises:
+        UnsupportedDeviceError: one is in host memory, or they are on different devices.
+    """
+    ordinals = [tensor.resolve_device() for tensor in tensors]
+    if HOST in ordinals or len(set(ordinals)) > 1:
+        got = ", ".join(
+            f"{tensor.name} on {'the host' if ordinal == HOST else f'cuda:{ordinal}'}"
+            for tensor, ordinal in zip(tensors, ordinals, strict=True)
+        )
+        raise UnsupportedDeviceError(f"{op}: got {got}; expected all on one CUDA device")
+    return ordinals[0]

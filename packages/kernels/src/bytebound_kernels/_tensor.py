@@ -1,0 +1,131 @@
+"""What an op needs to know of a tensor, whoever made it.
+
+Two ways in: data_ptr() with stride() (PyTorch), or an array interface (__cuda_array_interface__ as
+CuPy and Numba show it; NumPy's __array_interface__ for arrays that turn out to be in host memory).
+No framework is imported here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from bytebound_kernels import _native
+from bytebound_kernels.errors import UnsupportedDtypeError, UnsupportedTensorError
+
+__all__ = ["DTYPE_CODES", "HOST", "TensorView", "new_like", "view"]
+
+# The numbers of DType in csrc/dtype.h.
+DTYPE_CODES = {"float16": 0, "bfloat16": 1, "float32": 2}
+
+# As the device of a tensor in host memory.
+HOST = -1
+
+_TYPESTR_NAMES = {"f2": "float16", "f4": "float32", "f8": "float64"}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorView:
+    """Where a tensor lies. Does not keep the memory alive."""
+
+    name: str  # of the argument, for messages
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements
+    dtype: str  # "float16"
+    itemsize: int  # in bytes
+    device: int | None  # ordinal; HOST; None: ask the driver
+
+    @property
+    def span_bytes(self) -> int:
+        """Bytes from the first element to the end of the last one, for strides of 0 and up."""
+        if 0 in self.shape:
+            return 0
+        last = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+        return (last + 1) * self.itemsize
+
+    def resolve_device(self) -> int:
+        """Return the ordinal of the device, or HOST."""
+        if self.device is None:
+            return _native.pointer_device(self.pointer)
+        return self.device
+
+
+def _itemsize(op: str, name: str, dtype: str) -> int:
+    if dtype not in DTYPE_CODES:
+        raise UnsupportedDtypeError(
+            f"{op}: {name} has dtype {dtype}; expected {', '.join(DTYPE_CODES)}"
+        )
+    return 4 if dtype == "float32" else 2
+
+
+def _view_torch(op: str, name: str, tensor: Any) -> TensorView:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    where = tensor.device
+    device = HOST
+    if where.type == "cuda":
+        device = 0 if where.index is None else int(where.index)
+    return TensorView(
+        name=name,
+        pointer=int(tensor.data_ptr()),
+        shape=tuple(tensor.shape),
+        strides=tuple(tensor.stride()),
+        dtype=dtype,
+        itemsize=_itemsize(op, name, dtype),
+        device=device,
+    )
+
+
+def _view_interface(
+    op: str, name: str, tensor: Any, interface: Mapping[str, Any], on_host: bool
+) -> TensorView:
+    # A dtype object says more than the interface, which has no spelling for bfloat16.
+    typestr = str(interface["typestr"])[1:]
+    dtype = str(getattr(tensor, "dtype", _TYPESTR_NAMES.get(typestr, typestr)))
+    itemsize = _itemsize(op, name, dtype)
+    shape = tuple(int(n) for n in interface["shape"])
+    strides_bytes = interface.get("strides")
+    if strides_bytes is None:
+        strides = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+    else:
+        strides = tuple(int(s) // itemsize for s in strides_bytes)
+    device: int | None = HOST
+    if not on_host:
+        # CuPy tells the device; otherwise the driver knows whose pointer it is.
+        ordinal = getattr(getattr(tensor, "device", None), "id", None)
+        device = None if ordinal is None else int(ordinal)
+    return TensorView(name, int(interface["data"][0]), shape, strides, dtype, itemsize, device)
+
+
+def view(op: str, name: str, tensor: Any) -> TensorView:
+    """Describe a tensor argument of an op.
+
+    Raises:
+        UnsupportedTensorError: it shows neither a pointer nor an array interface.
+        UnsupportedDtypeError: its element type is not one that kernels take.
+    """
+    if hasattr(tensor, "data_ptr") and hasattr(tensor, "stride"):
+        return _view_torch(op, name, tensor)
+    for attribute, on_host in (("__cuda_array_interface__", False), ("__array_interface__", True)):
+        interface = getattr(tensor, attribute, None)
+        if interface is not None:
+            return _view_interface(op, name, tensor, interface, on_host)
+    raise UnsupportedTensorError(
+        f"{op}: {name} is a {type(tensor).__qualname__}; expected a tensor with data_ptr() and "
+        f"stride(), or with __cuda_array_interface__"
+    )
+
+
+def new_like(op: str, tensor: Any) -> Any:
+    """Let the tensor's own framework allocate a contiguous tensor like it, unfilled.
+
+    Raises:
+        UnsupportedTensorError: the framework is not one whose allocation is known here.
+    """
+    if hasattr(tensor, "new_empty"):  # PyTorch
+        return tensor.new_empty(tensor.shape)
+    if type(tensor).__module__.partition(".")[0] == "cupy":
+        return type(tensor)(tensor.shape, dtype=tensor.dtype)
+    raise UnsupportedTensorError(
+        f"{op}: cannot allocate a {type(tensor).__qualname__} for the result; pass out="
+    )

@@ -1,0 +1,1 @@
+"""Measures this package's kernels on the machine at hand: python -m bytebound_kernels.bench."""

@@ -1,0 +1,185 @@
+"""Device memory and timing for the benchmark, from PyTorch or else CuPy.
+
+The package itself allocates nothing, so the benchmark borrows a framework's allocator, events and
+graphs. It shows its buffers to the ops as bare device arrays, of any dtype.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from bytebound_kernels.errors import KernelError
+
+__all__ = ["Backend", "BenchError", "DeviceArray", "device_array", "find_backend"]
+
+# A value whose bytes, repeated, make an ordinary number of every dtype: 1.06, 0.0115, 0.0115.
+_FILL_BYTE = 0x3C
+
+
+class BenchError(KernelError, RuntimeError):
+    """The benchmark cannot run here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    type: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceArray:
+    """A contiguous array in memory that somebody else owns; enough of a tensor for an op."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    dtype: str
+    device: _Device
+
+    def data_ptr(self) -> int:
+        """Return the address of the first element."""
+        return self.pointer
+
+    def stride(self) -> tuple[int, ...]:
+        """Return the strides in elements."""
+        strides, step = [], 1
+        for size in reversed(self.shape):
+            strides.append(step)
+            step *= size
+        return tuple(reversed(strides))
+
+    def at(self, offset_bytes: int, shape: tuple[int, ...]) -> "DeviceArray":
+        """Return an array of another shape within the same memory."""
+        return replace(self, pointer=self.pointer + offset_bytes, shape=shape)
+
+
+class Backend(Protocol):
+    """What the benchmark needs from a framework."""
+
+    name: str
+    device: int
+
+    def free_bytes(self) -> int:
+        """Return the free device memory."""
+        ...
+
+    def allocate(self, num_bytes: int) -> int:
+        """Allocate and fill device memory that lives as long as the backend; return its address."""
+        ...
+
+    def time_graph(self, enqueue: Callable[[int], None], samples: int) -> list[float]:
+        """Capture what enqueue(stream) launches; replay it; return the seconds of each replay."""
+        ...
+
+
+class TorchBackend:
+    """PyTorch's allocator, events and graphs."""
+
+    def __init__(self, torch: Any) -> None:
+        self.name = f"torch {torch.__version__}"
+        self.device = int(torch.cuda.current_device())
+        self._torch = torch
+        self._owned: list[Any] = []
+
+    def free_bytes(self) -> int:
+        """Return the free device memory."""
+        return int(self._torch.cuda.mem_get_info()[0])
+
+    def allocate(self, num_bytes: int) -> int:
+        """Allocate filled memory and return its address."""
+        memory = self._torch.empty(num_bytes, dtype=self._torch.uint8, device="cuda")
+        self._owned.append(memory.fill_(_FILL_BYTE))
+        return int(memory.data_ptr())
+
+    def time_graph(self, enqueue: Callable[[int], None], samples: int) -> list[float]:
+        """Capture, replay and time."""
+        cuda = self._torch.cuda
+        stream = cuda.Stream()
+        stream.wait_stream(cuda.current_stream())
+        enqueue(stream.cuda_stream)  # loads the kernels, which must not happen under capture
+        stream.synchronize()
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph, stream=stream):
+            enqueue(stream.cuda_stream)
+        begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        seconds = []
+        with cuda.stream(stream):
+            graph.replay()
+            for _ in range(samples):
+                begin.record(stream)
+                graph.replay()
+                end.record(stream)
+                end.synchronize()
+                seconds.append(float(begin.elapsed_time(end)) * 1e-3)
+        return seconds
+
+
+class CupyBackend:
+    """CuPy's allocator, events and graphs."""
+
+    def __init__(self, cupy: Any) -> None:
+        self.name = f"cupy {cupy.__version__}"
+        self.device = int(cupy.cuda.runtime.getDevice())
+        self._cupy = cupy
+        self._owned: list[Any] = []
+
+    def free_bytes(self) -> int:
+        """Return the free device memory."""
+        return int(self._cupy.cuda.runtime.memGetInfo()[0])
+
+    def allocate(self, num_bytes: int) -> int:
+        """Allocate filled memory and return its address."""
+        memory = self._cupy.cuda.alloc(num_bytes)
+        memory.memset(_FILL_BYTE, num_bytes)
+        self._owned.append(memory)
+        return int(memory.ptr)
+
+    def time_graph(self, enqueue: Callable[[int], None], samples: int) -> list[float]:
+        """Capture, replay and time."""
+        cuda = self._cupy.cuda
+        cuda.get_current_stream().synchronize()
+        stream = cuda.Stream(non_blocking=True)
+        enqueue(stream.ptr)  # loads the kernels, which must not happen under capture
+        stream.synchronize()
+        with stream:
+            stream.begin_capture()
+            enqueue(stream.ptr)
+            graph = stream.end_capture()
+            begin, end = cuda.Event(), cuda.Event()
+            graph.launch(stream)
+            seconds = []
+            for _ in range(samples):
+                begin.record(stream)
+                graph.launch(stream)
+                end.record(stream)
+                end.synchronize()
+                seconds.append(float(cuda.get_elapsed_time(begin, end)) * 1e-3)
+        return seconds
+
+
+def find_backend() -> Backend:
+    """Return PyTorch's memory if it is installed, else CuPy's.
+
+    Raises:
+        BenchError: neither is installed with CUDA support.
+    """
+    rejected = []
+    for name, backend in (("torch", TorchBackend), ("cupy", CupyBackend)):
+        try:
+            module = importlib.import_module(name)
+        except ImportError as error:
+            rejected.append(f"{name}: {error}")
+            continue
+        if name == "torch" and not module.cuda.is_available():
+            rejected.append("torch: torch.cuda.is_available() is false")
+            continue
+        return backend(module)
+    raise BenchError(
+        f"the benchmark needs device memory from PyTorch or CuPy; got {'; '.join(rejected)}. "
+        f"Install one of them with CUDA support."
+    )
+
+
+def device_array(backend: Backend, pointer: int, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+    """Show memory of a backend as an array."""
+    return DeviceArray(pointer, shape, dtype, _Device("cuda", backend.device))
