@@ -29,9 +29,10 @@ READ_FIELDS = _words(
     linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim
     linear_conv_kernel_dim rms_norm_eps rope_parameters rope_scaling rope_theta
     partial_rotary_factor max_position_embeddings tie_word_embeddings mtp_num_hidden_layers
-    dtype torch_dtype eos_token_id quantization_config compression_config
+    dtype torch_dtype eos_token_id quantization_config compression_config quantization
     """
 )
+QUANTIZATION_FIELDS = ("quantization_config", "compression_config", "quantization")
 
 # null stands for "not given" in every one of these.
 FIXED_FIELDS: dict[str, tuple[Any, ...]] = {
@@ -73,7 +74,7 @@ HARMLESS_FIELDS = _words(
 OUTER_FIELDS = _words(
     """
     model_type text_config vision_config language_model_only tie_word_embeddings dtype
-    torch_dtype eos_token_id quantization_config compression_config
+    torch_dtype eos_token_id quantization_config compression_config quantization
     """
 )
 
@@ -114,7 +115,7 @@ def check_family(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def check_not_quantized(*levels: Mapping[str, Any]) -> None:
     """Refuse a quantized folder, whichever level of the config says so."""
     for level in levels:
-        for name in ("quantization_config", "compression_config"):
+        for name in QUANTIZATION_FIELDS:
             block = level.get(name)
             if block is None:
                 continue
@@ -207,6 +208,6 @@ def _refuse_unknown(values: Mapping[str, Any], known: frozenset[str], where: str
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
     raise UnsupportedModelError(
-        f"{where}: unknown field {unknown[0]!r}{hint}{more}; what it asks for may not be supported. "
+        f"{where}: unknown field {unknown[0]!r}{hint}{more}; what it asks for may be unsupported. "
         "Remove it if it has no effect on the computation"
     )

@@ -1,0 +1,241 @@
+"""Loading a checkpoint: every tensor that the config calls for, nothing else, or an error.
+
+The set of names and shapes follows from the config and is compared with the file headers before any
+weight is read, so a wrong folder costs no memory. Vision tensors are left in the file and reported.
+Values are converted to the dtype asked for and never otherwise changed; NaN or infinity is refused.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bytebound import tensor_names as names
+from bytebound.config import LayerType, ModelConfig
+from bytebound.errors import CheckpointError, InvalidSettingError
+from bytebound.shards import FLOATS, StoredTensor, open_shards, read_tensor, some
+from bytebound.tensor_names import Shape
+from bytebound.weights import (
+    AttentionWeights,
+    GatedDeltaWeights,
+    LayerWeights,
+    MlpWeights,
+    ModelWeights,
+    MtpWeights,
+)
+
+Tensors = Mapping[str, torch.Tensor]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The loaded weights, and what the load did."""
+
+    weights: ModelWeights
+    skipped: tuple[str, ...]  # vision tensors that were left in the files, by name
+    files: tuple[Path, ...]
+    bytes_read: int
+
+
+def load_checkpoint(
+    folder: Path,
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Progress | None = None,
+) -> Checkpoint:
+    """Read the folder's weights into ``dtype`` on ``device``.
+
+    ``dt_bias`` and ``A_log`` become float32 whatever ``dtype`` is. ``on_progress(done, total)`` is
+    told about bytes as they are read.
+
+    Raises:
+        CheckpointError: files, index, names, shapes, dtypes or values are not what they must be.
+    """
+    if dtype not in FLOATS.values():
+        raise InvalidSettingError(f"dtype is {dtype}; supported are bfloat16, float16 and float32")
+    stored = open_shards(folder)
+    prefix = names.TEXT_PREFIX
+    if any(name.startswith(names.NESTED_PREFIX) for name in stored):
+        prefix = names.NESTED_PREFIX
+    with_mtp = _has_mtp(folder, config, stored)
+    skipped = tuple(sorted(name for name in stored if name.startswith(names.VISION_PREFIX)))
+    wanted = {name: one for name, one in stored.items() if name not in set(skipped)}
+    _check_names_and_shapes(folder, wanted, expected_shapes(config, prefix, with_mtp))
+    tensors, bytes_read = _read_all(wanted, dtype, device, on_progress)
+    head = _head(folder, config, tensors, prefix)
+    return Checkpoint(
+        weights=_model(config, tensors, prefix, head, with_mtp),
+        skipped=skipped,
+        files=tuple(sorted({one.file for one in stored.values()})),
+        bytes_read=bytes_read,
+    )
+
+
+def expected_shapes(config: ModelConfig, prefix: str, with_mtp: bool) -> dict[str, Shape]:
+    """Every name that must be stored, with its shape; a tied model's head is not among them."""
+    shapes = names.model_shapes(config, prefix=prefix)
+    if not config.tie_word_embeddings:
+        shapes.update(names.head_shape(config))
+    if with_mtp:
+        shapes.update(names.mtp_shapes(config))
+    return shapes
+
+
+def _has_mtp(folder: Path, config: ModelConfig, stored: Mapping[str, StoredTensor]) -> bool:
+    found = [name for name in stored if name.startswith(names.MTP_PREFIX)]
+    if config.mtp_num_hidden_layers is None:
+        return bool(found)
+    if config.mtp_num_hidden_layers == 0 and found:
+        raise CheckpointError(
+            f"{folder}: the config says mtp_num_hidden_layers 0, yet the files hold "
+            f"{some(found)}; set it to 1 to use the head, or remove these tensors"
+        )
+    if config.mtp_num_hidden_layers > 0 and not found:
+        first = min(names.mtp_shapes(config))
+        raise CheckpointError(
+            f"{folder}: the config says mtp_num_hidden_layers {config.mtp_num_hidden_layers}, yet "
+            f"the files hold no MTP tensor ({first} is the first one missing); a conversion may "
+            "have dropped them. Fetch the original, or set it to 0 to run without that head"
+        )
+    return config.mtp_num_hidden_layers > 0
+
+
+def _check_names_and_shapes(
+    folder: Path, stored: Mapping[str, StoredTensor], expected: Mapping[str, Shape]
+) -> None:
+    missing = [name for name in expected if name not in stored]
+    if missing:
+        hint = ""
+        if missing == [names.HEAD]:
+            hint = "; set tie_word_embeddings to true only if the model was trained that way"
+        raise CheckpointError(f"{folder}: {some(missing)} missing from the files{hint}")
+    # A tied model may still store its head; whether the copy is one is seen once both are read.
+    unknown = [name for name in stored if name not in expected and name != names.HEAD]
+    if unknown:
+        raise CheckpointError(
+            f"{folder}: the files hold {some(unknown)}, which this config has no place for; "
+            "config and weights are not of one model"
+        )
+    for name, tensor in stored.items():
+        shape = expected.get(name, tensor.shape)
+        if tensor.shape != shape:
+            raise CheckpointError(
+                f"{tensor.file}: {name} has shape {list(tensor.shape)}, the config asks for "
+                f"{list(shape)}"
+            )
+        if tensor.dtype not in FLOATS:
+            raise CheckpointError(
+                f"{tensor.file}: {name} is stored as {tensor.dtype}, supported are "
+                f"{', '.join(FLOATS)}; a quantized folder must say so in its config"
+            )
+
+
+def _read_all(
+    wanted: Mapping[str, StoredTensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Progress | None,
+) -> tuple[dict[str, torch.Tensor], int]:
+    total = sum(one.num_bytes for one in wanted.values())
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if on_progress is not None:
+            on_progress(done, total)
+
+    tensors: dict[str, torch.Tensor] = {}
+    for path in sorted({one.file for one in wanted.values()}):
+        inside = sorted(
+            (one for one in wanted.values() if one.file == path), key=lambda one: one.offset
+        )
+        try:
+            file = path.open("rb", buffering=0)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+        with file:
+            for one in inside:
+                kept_dtype = torch.float32 if one.name.endswith(names.FLOAT32_TAILS) else dtype
+                tensors[one.name] = _converted(
+                    one, read_tensor(one, file, advance), kept_dtype, device
+                )
+    return tensors, done
+
+
+def _converted(
+    stored: StoredTensor, tensor: torch.Tensor, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    result = tensor.to(device=device, dtype=dtype)
+    if not _all_finite(result):
+        if _all_finite(tensor):
+            raise CheckpointError(
+                f"{stored.file}: {stored.name} holds values beyond the range of {dtype}; "
+                "load it as bfloat16 or float32"
+            )
+        raise CheckpointError(
+            f"{stored.file}: {stored.name} holds NaN or infinite values; the file is damaged"
+        )
+    return result
+
+
+def _all_finite(tensor: torch.Tensor) -> bool:
+    # One pass and no temporary as large as the tensor; NaN wins over every other value.
+    low, high = torch.aminmax(tensor)
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def _head(folder: Path, config: ModelConfig, tensors: Tensors, prefix: str) -> torch.Tensor:
+    if not config.tie_word_embeddings:
+        return tensors[names.HEAD]
+    embedding = tensors[prefix + names.EMBEDDING]
+    stored = tensors.get(names.HEAD)
+    if stored is not None and not torch.equal(stored, embedding):
+        raise CheckpointError(
+            f"{folder}: the config says tie_word_embeddings true, yet {names.HEAD} differs from "
+            f"{prefix}{names.EMBEDDING}; set it to false to use the stored head"
+        )
+    return embedding
+
+
+def _model(
+    config: ModelConfig, tensors: Tensors, prefix: str, head: torch.Tensor, with_mtp: bool
+) -> ModelWeights:
+    return ModelWeights(
+        embed_tokens=tensors[prefix + names.EMBEDDING],
+        layers=tuple(
+            _layer(tensors, f"{prefix}layers.{index}.", kind)
+            for index, kind in enumerate(config.layer_types)
+        ),
+        norm=tensors[prefix + names.FINAL_NORM],
+        lm_head=head,
+        mtp=_mtp(tensors) if with_mtp else None,
+    )
+
+
+def _layer(tensors: Tensors, prefix: str, kind: LayerType) -> LayerWeights:
+    mixer: AttentionWeights | GatedDeltaWeights
+    if kind == "full_attention":
+        mixer = AttentionWeights(**_fields(tensors, prefix, names.ATTENTION))
+    else:
+        fields = _fields(tensors, prefix, names.GATED_DELTA)
+        fields["conv1d"] = fields["conv1d"].squeeze(1)  # stored as Conv1d has it, [C, 1, kernel]
+        mixer = GatedDeltaWeights(**fields)
+    return LayerWeights(
+        mixer=mixer,
+        mlp=MlpWeights(**_fields(tensors, prefix, names.MLP)),
+        **_fields(tensors, prefix, names.LAYER_NORMS),
+    )
+
+
+def _mtp(tensors: Tensors) -> MtpWeights:
+    layer = _layer(tensors, f"{names.MTP_PREFIX}layers.0.", "full_attention")
+    return MtpWeights(layers=(layer,), **_fields(tensors, names.MTP_PREFIX, names.MTP))
+
+
+def _fields(tensors: Tensors, prefix: str, table: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    return {field: tensors[prefix + tail] for field, tail in table.items()}

@@ -1,0 +1,283 @@
+"""Bytes as arithmetic on the config: what one token must read, and what a sequence must hold.
+
+Nothing here touches a device or a tensor. GB is 1e9 bytes and GiB is 2**30. Both tables are the
+ones that ``bytebound info`` prints: the byte budget gives the speed limit of a card, the memory plan
+says before any weight is loaded whether a setting fits and, if not, which context would.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+
+from bytebound import tensor_names as names
+from bytebound.config import LayerType, ModelConfig
+from bytebound.errors import InvalidSettingError
+
+FLOAT32_BYTES = 4
+DEFAULT_CHUNK_ROWS = 512
+DEFAULT_VERIFY_ROWS = 8
+GB = 10**9
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class ByteBudget:
+    """Bytes that one plain decode step moves at a given number of cached positions."""
+
+    decoder: float  # matrices of all layers
+    head: float
+    state: float  # recurrent state of all Gated DeltaNet layers, read and written
+    kv: float
+    conv_window: float  # read and written
+    small: float  # norms, convolution and decay parameters, the embedding row
+
+    @property
+    def total(self) -> float:
+        """Bytes a token."""
+        return math.fsum(asdict(self).values())
+
+    def tokens_per_second_limit(self, read_gb_s: float) -> float:
+        """Upper bound of plain decoding on a card with this measured read bandwidth."""
+        if not read_gb_s > 0:
+            raise InvalidSettingError(f"read_gb_s is {read_gb_s}, expected a bandwidth above 0")
+        return read_gb_s * GB / self.total
+
+    def percent_of_limit(self, tokens_per_second: float, read_gb_s: float) -> float:
+        """Measured speed as a share of the limit, in percent."""
+        return 100 * tokens_per_second / self.tokens_per_second_limit(read_gb_s)
+
+    def as_dict(self) -> dict[str, float]:
+        """Fields and total in bytes, for JSON."""
+        return {**asdict(self), "total": self.total}
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How wide each kind of number is kept; bits may be fractional where scales are shared."""
+
+    bits_per_weight: float = 16.0  # matrices of the decoder layers
+    head_bits: float | None = None  # None: as the decoder
+    embedding_bits: float = 16.0
+    mtp_bits: float = 16.0
+    small_bits: float = 16.0  # norms and convolution
+    kv_bytes: float = 2.0  # of one key or value element, scales included
+    activation_bytes: float = 2.0
+
+    @property
+    def bits_of_head(self) -> float:
+        """Bits of one weight of the output head."""
+        return self.bits_per_weight if self.head_bits is None else self.head_bits
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes held while one sequence of at most ``max_len`` positions runs."""
+
+    max_len: int
+    weights: int  # decoder layers, final norm and head
+    embedding: int  # 0 where a tied head already holds it
+    mtp_weights: int
+    kv: int
+    mtp_kv: int
+    gdn_state: int
+    conv_windows: int
+    verify_rows: int  # what the verify pass keeps of its rows until they are accepted or not
+    scratch: int  # activations of one prefill chunk, and logits
+
+    @property
+    def total(self) -> int:
+        """Sum of all rows in bytes."""
+        return sum(size for _, size in self.rows())
+
+    def rows(self) -> list[tuple[str, int]]:
+        """Name and bytes of each part, in the order of a table."""
+        return [(name, size) for name, size in asdict(self).items() if name != "max_len"]
+
+    def as_dict(self) -> dict[str, int]:
+        """``max_len``, all rows and the total in bytes, for JSON."""
+        return {**asdict(self), "total": self.total}
+
+
+def byte_budget(
+    config: ModelConfig,
+    *,
+    bits_per_weight: float = 4.125,
+    context: int = 1024,
+    kv_bytes: float = 2.0,
+    small_bytes: float = 2.0,
+) -> ByteBudget:
+    """Bytes of one plain decode step with ``context`` cached positions.
+
+    Every matrix of a layer and the head are counted at ``bits_per_weight``; what is no matrix stays
+    at ``small_bytes``. The head counts at this width when it is tied as well: it is read whole.
+    """
+    matrices, small = _decoder_sizes(config)
+    head = config.vocab_size * config.hidden_size
+    windows = config.num_linear_layers * _window_size(config)
+    return ByteBudget(
+        decoder=matrices * bits_per_weight / 8,
+        head=head * bits_per_weight / 8,
+        state=2.0 * FLOAT32_BYTES * config.num_linear_layers * _state_size(config),
+        kv=context * config.num_attention_layers * _kv_size(config) * kv_bytes,
+        conv_window=2.0 * windows * small_bytes,
+        small=(small + config.hidden_size) * small_bytes,
+    )
+
+
+def memory_plan(
+    config: ModelConfig,
+    *,
+    max_len: int,
+    storage: Storage = Storage(),
+    mtp: bool = False,
+    chunk_rows: int = DEFAULT_CHUNK_ROWS,
+    verify_rows: int = DEFAULT_VERIFY_ROWS,
+) -> MemoryPlan:
+    """Plan a sequence of ``max_len`` positions, prefilled in chunks of ``chunk_rows``.
+
+    Raises:
+        InvalidSettingError: ``max_len`` is beyond what the model was trained for, or below 1.
+    """
+    native = config.max_position_embeddings
+    if not 1 <= max_len <= native:
+        raise InvalidSettingError(
+            f"max_len is {max_len}, expected 1 to {native} (max_position_embeddings; no context "
+            "scaling is applied)"
+        )
+    matrices, small = _decoder_sizes(config)
+    table = config.vocab_size * config.hidden_size
+    shared_table = config.tie_word_embeddings and storage.bits_of_head == storage.embedding_bits
+    head_bytes = _bytes(table, storage.bits_of_head)
+    weights = _bytes(matrices, storage.bits_per_weight) + _bytes(small, storage.small_bits)
+    kv_per_position = _kv_size(config) * storage.kv_bytes
+    mtp_matrices = sum(math.prod(shape) for shape in names.mtp_shapes(config).values())
+    linear = config.num_linear_layers
+    return MemoryPlan(
+        max_len=max_len,
+        weights=weights + head_bytes,
+        embedding=0 if shared_table else _bytes(table, storage.embedding_bits),
+        mtp_weights=_bytes(mtp_matrices, storage.mtp_bits) if mtp else 0,
+        kv=math.ceil(max_len * config.num_attention_layers * kv_per_position),
+        mtp_kv=math.ceil(max_len * kv_per_position) if mtp else 0,
+        gdn_state=linear * _state_size(config) * FLOAT32_BYTES,
+        conv_windows=math.ceil(linear * _window_size(config) * storage.activation_bytes),
+        verify_rows=verify_rows * linear * _kept_row_size(config) * FLOAT32_BYTES,
+        # At most ``max_len`` rows can ever be in flight; logits are float32.
+        scratch=math.ceil(min(chunk_rows, native) * _row_size(config) * storage.activation_bytes)
+        + verify_rows * config.vocab_size * FLOAT32_BYTES,
+    )
+
+
+def largest_context(
+    config: ModelConfig,
+    limit_bytes: int,
+    *,
+    storage: Storage = Storage(),
+    mtp: bool = False,
+    chunk_rows: int = DEFAULT_CHUNK_ROWS,
+    verify_rows: int = DEFAULT_VERIFY_ROWS,
+) -> int:
+    """Longest ``max_len`` whose plan fits into ``limit_bytes``; 0 where not even one position does."""
+
+    def fits(length: int) -> bool:
+        plan = memory_plan(
+            config,
+            max_len=length,
+            storage=storage,
+            mtp=mtp,
+            chunk_rows=chunk_rows,
+            verify_rows=verify_rows,
+        )
+        return plan.total <= limit_bytes
+
+    low, high = 0, config.max_position_embeddings
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def check_fits(
+    config: ModelConfig,
+    limit_bytes: int,
+    *,
+    max_len: int,
+    storage: Storage = Storage(),
+    mtp: bool = False,
+    chunk_rows: int = DEFAULT_CHUNK_ROWS,
+    verify_rows: int = DEFAULT_VERIFY_ROWS,
+) -> MemoryPlan:
+    """Return the plan, or refuse a setting that cannot fit and name the context that would (E43)."""
+    plan = memory_plan(
+        config,
+        max_len=max_len,
+        storage=storage,
+        mtp=mtp,
+        chunk_rows=chunk_rows,
+        verify_rows=verify_rows,
+    )
+    if plan.total <= limit_bytes:
+        return plan
+    best = largest_context(
+        config,
+        limit_bytes,
+        storage=storage,
+        mtp=mtp,
+        chunk_rows=chunk_rows,
+        verify_rows=verify_rows,
+    )
+    biggest = max(plan.rows(), key=lambda row: row[1])
+    way_out = (
+        f"the largest max_len that fits is {best}"
+        if best
+        else f"no context fits; {biggest[0]} alone takes {biggest[1] / GIB:.2f} GiB"
+    )
+    raise InvalidSettingError(
+        f"max_len {max_len} needs {plan.total / GIB:.2f} GiB, {limit_bytes / GIB:.2f} GiB are "
+        f"available; {way_out}"
+    )
+
+
+def _decoder_sizes(config: ModelConfig) -> tuple[int, int]:
+    """Count elements: matrices of all layers, and everything else of the decoder."""
+    matrices, small = 0, config.hidden_size  # the final norm
+    kinds: tuple[LayerType, ...] = ("full_attention", "linear_attention")
+    for kind in kinds:
+        shapes = names.layer_shapes(config, kind).values()
+        layers = config.layer_types.count(kind)
+        matrices += layers * sum(math.prod(shape) for shape in shapes if len(shape) == 2)
+        small += layers * sum(math.prod(shape) for shape in shapes if len(shape) != 2)
+    return matrices, small
+
+
+def _kv_size(config: ModelConfig) -> int:
+    """Elements of keys and values of one position in one layer."""
+    return 2 * config.num_key_value_heads * config.head_dim
+
+
+def _state_size(config: ModelConfig) -> int:
+    """Elements of one layer's recurrent state [HV, K, V]."""
+    return config.linear_num_value_heads * config.linear_key_head_dim * config.linear_value_head_dim
+
+
+def _window_size(config: ModelConfig) -> int:
+    """Elements of one layer's conv window [C, kernel - 1]."""
+    return config.conv_channels * (config.linear_conv_kernel_dim - 1)
+
+
+def _kept_row_size(config: ModelConfig) -> int:
+    """Elements that one layer keeps of a row under verification: q, k, v, g, beta and its input."""
+    return 2 * config.conv_channels + 2 * config.linear_num_value_heads
+
+
+def _row_size(config: ModelConfig) -> int:
+    """Elements of activations alive at once for one row, in the widest part of a layer."""
+    width = config.hidden_size
+    queries = config.num_attention_heads * config.head_dim
+    attention = 3 * queries + _kv_size(config)  # query and gate, output, keys and values
+    delta = 2 * config.conv_channels + 2 * config.value_dim + 2 * config.linear_num_value_heads
+    mlp = 2 * config.intermediate_size  # gate and up; their product takes the gate's place
+    return 3 * width + max(attention, delta, mlp)  # residual, normed input, output
+
+
+def _bytes(elements: int, bits: float) -> int:
+    return math.ceil(elements * bits / 8)

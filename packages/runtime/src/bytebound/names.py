@@ -1,0 +1,56 @@
+"""From what a user calls a model to the folder that holds it; nothing is ever downloaded."""
+
+import difflib
+import importlib.resources
+import os
+import re
+from pathlib import Path
+
+from bytebound.errors import CheckpointError
+
+# Models that travel with the package, under ``models/<name>``.
+KNOWN_NAMES = ("tiny",)
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def resolve_model(path_or_name: str | os.PathLike[str]) -> Path:
+    """Return the model's folder: a known name first, else the path as given.
+
+    To use a folder that is called like a known name, write it as a path: ``./tiny``.
+    """
+    given = os.fspath(path_or_name)
+    if isinstance(path_or_name, str) and given in KNOWN_NAMES:
+        return _shipped(given)
+    folder = Path(given).expanduser()
+    if given and folder.is_dir():
+        return folder
+    if folder.is_file():
+        raise CheckpointError(
+            f"{given} is a file; give the folder that holds it, with config.json and safetensors"
+        )
+    raise CheckpointError(_not_found(given))
+
+
+def _shipped(name: str) -> Path:
+    folder = Path(str(importlib.resources.files("bytebound").joinpath("models", name)))
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"the model {name!r} is not in this installation ({folder} holds no config.json); "
+            "reinstall bytebound, or give a model folder"
+        )
+    return folder
+
+
+def _not_found(given: str) -> str:
+    near = difflib.get_close_matches(given.lower(), KNOWN_NAMES, n=1)
+    if near:
+        return f"no model folder {given!r}; did you mean the name {near[0]!r}?"
+    if HUB_ID.fullmatch(given):
+        return (
+            f"no model folder {given!r}. If that is a Hugging Face model, download it first, for "
+            f"example with 'hf download {given} --local-dir {given.split('/')[1]}', and give that "
+            "folder"
+        )
+    known = ", ".join(repr(name) for name in KNOWN_NAMES)
+    return f"no model folder {given!r}; give an existing folder, or a known name: {known}"
