@@ -1,8 +1,8 @@
 """Bytes as arithmetic on the config: what one token must read, and what a sequence must hold.
 
 Nothing here touches a device or a tensor. GB is 1e9 bytes and GiB is 2**30. Both tables are the
-ones that ``bytebound info`` prints: the byte budget gives the speed limit of a card, the memory plan
-says before any weight is loaded whether a setting fits and, if not, which context would.
+ones that ``bytebound info`` prints: the byte budget gives the speed limit of a card, the memory
+plan says before any weight is loaded whether a setting fits and, if not, which context would.
 """
 
 import math
@@ -13,8 +13,6 @@ from bytebound.config import LayerType, ModelConfig
 from bytebound.errors import InvalidSettingError
 
 FLOAT32_BYTES = 4
-DEFAULT_CHUNK_ROWS = 512
-DEFAULT_VERIFY_ROWS = 8
 GB = 10**9
 GIB = 2**30
 
@@ -51,8 +49,8 @@ class ByteBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
-    """How wide each kind of number is kept; bits may be fractional where scales are shared."""
+class MemorySettings:
+    """What decides how much is held, the context apart; bits may be fractional (shared scales)."""
 
     bits_per_weight: float = 16.0  # matrices of the decoder layers
     head_bits: float | None = None  # None: as the decoder
@@ -61,11 +59,17 @@ class Storage:
     small_bits: float = 16.0  # norms and convolution
     kv_bytes: float = 2.0  # of one key or value element, scales included
     activation_bytes: float = 2.0
+    mtp: bool = False
+    chunk_rows: int = 512  # of one prefill chunk
+    verify_rows: int = 8
 
     @property
     def bits_of_head(self) -> float:
         """Bits of one weight of the output head."""
         return self.bits_per_weight if self.head_bits is None else self.head_bits
+
+
+DEFAULTS = MemorySettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +131,9 @@ def memory_plan(
     config: ModelConfig,
     *,
     max_len: int,
-    storage: Storage = Storage(),
-    mtp: bool = False,
-    chunk_rows: int = DEFAULT_CHUNK_ROWS,
-    verify_rows: int = DEFAULT_VERIFY_ROWS,
+    settings: MemorySettings = DEFAULTS,
 ) -> MemoryPlan:
-    """Plan a sequence of ``max_len`` positions, prefilled in chunks of ``chunk_rows``.
+    """Plan a sequence of ``max_len`` positions.
 
     Raises:
         InvalidSettingError: ``max_len`` is beyond what the model was trained for, or below 1.
@@ -145,25 +146,26 @@ def memory_plan(
         )
     matrices, small = _decoder_sizes(config)
     table = config.vocab_size * config.hidden_size
-    shared_table = config.tie_word_embeddings and storage.bits_of_head == storage.embedding_bits
-    head_bytes = _bytes(table, storage.bits_of_head)
-    weights = _bytes(matrices, storage.bits_per_weight) + _bytes(small, storage.small_bits)
-    kv_per_position = _kv_size(config) * storage.kv_bytes
+    shared_table = config.tie_word_embeddings and settings.bits_of_head == settings.embedding_bits
+    head_bytes = _bytes(table, settings.bits_of_head)
+    weights = _bytes(matrices, settings.bits_per_weight) + _bytes(small, settings.small_bits)
+    kv_per_position = _kv_size(config) * settings.kv_bytes
     mtp_matrices = sum(math.prod(shape) for shape in names.mtp_shapes(config).values())
     linear = config.num_linear_layers
     return MemoryPlan(
         max_len=max_len,
         weights=weights + head_bytes,
-        embedding=0 if shared_table else _bytes(table, storage.embedding_bits),
-        mtp_weights=_bytes(mtp_matrices, storage.mtp_bits) if mtp else 0,
+        embedding=0 if shared_table else _bytes(table, settings.embedding_bits),
+        mtp_weights=_bytes(mtp_matrices, settings.mtp_bits) if settings.mtp else 0,
         kv=math.ceil(max_len * config.num_attention_layers * kv_per_position),
-        mtp_kv=math.ceil(max_len * kv_per_position) if mtp else 0,
+        mtp_kv=math.ceil(max_len * kv_per_position) if settings.mtp else 0,
         gdn_state=linear * _state_size(config) * FLOAT32_BYTES,
-        conv_windows=math.ceil(linear * _window_size(config) * storage.activation_bytes),
-        verify_rows=verify_rows * linear * _kept_row_size(config) * FLOAT32_BYTES,
-        # At most ``max_len`` rows can ever be in flight; logits are float32.
-        scratch=math.ceil(min(chunk_rows, native) * _row_size(config) * storage.activation_bytes)
-        + verify_rows * config.vocab_size * FLOAT32_BYTES,
+        conv_windows=math.ceil(linear * _window_size(config) * settings.activation_bytes),
+        verify_rows=settings.verify_rows * linear * _kept_row_size(config) * FLOAT32_BYTES,
+        scratch=math.ceil(
+            min(settings.chunk_rows, max_len) * _row_size(config) * settings.activation_bytes
+        )
+        + settings.verify_rows * config.vocab_size * FLOAT32_BYTES,
     )
 
 
@@ -171,22 +173,12 @@ def largest_context(
     config: ModelConfig,
     limit_bytes: int,
     *,
-    storage: Storage = Storage(),
-    mtp: bool = False,
-    chunk_rows: int = DEFAULT_CHUNK_ROWS,
-    verify_rows: int = DEFAULT_VERIFY_ROWS,
+    settings: MemorySettings = DEFAULTS,
 ) -> int:
-    """Longest ``max_len`` whose plan fits into ``limit_bytes``; 0 where not even one position does."""
+    """Find the longest ``max_len`` whose plan fits; 0 where not even one position does."""
 
     def fits(length: int) -> bool:
-        plan = memory_plan(
-            config,
-            max_len=length,
-            storage=storage,
-            mtp=mtp,
-            chunk_rows=chunk_rows,
-            verify_rows=verify_rows,
-        )
+        plan = memory_plan(config, max_len=length, settings=settings)
         return plan.total <= limit_bytes
 
     low, high = 0, config.max_position_embeddings
@@ -201,30 +193,13 @@ def check_fits(
     limit_bytes: int,
     *,
     max_len: int,
-    storage: Storage = Storage(),
-    mtp: bool = False,
-    chunk_rows: int = DEFAULT_CHUNK_ROWS,
-    verify_rows: int = DEFAULT_VERIFY_ROWS,
+    settings: MemorySettings = DEFAULTS,
 ) -> MemoryPlan:
-    """Return the plan, or refuse a setting that cannot fit and name the context that would (E43)."""
-    plan = memory_plan(
-        config,
-        max_len=max_len,
-        storage=storage,
-        mtp=mtp,
-        chunk_rows=chunk_rows,
-        verify_rows=verify_rows,
-    )
+    """Return the plan, or refuse what cannot fit and name the context that would (E43)."""
+    plan = memory_plan(config, max_len=max_len, settings=settings)
     if plan.total <= limit_bytes:
         return plan
-    best = largest_context(
-        config,
-        limit_bytes,
-        storage=storage,
-        mtp=mtp,
-        chunk_rows=chunk_rows,
-        verify_rows=verify_rows,
-    )
+    best = largest_context(config, limit_bytes, settings=settings)
     biggest = max(plan.rows(), key=lambda row: row[1])
     way_out = (
         f"the largest max_len that fits is {best}"
