@@ -1,6 +1,6 @@
 """Decide whether a tag may be released, and say what to build. Fails closed.
 
-    python tools/release_plan.py TAG [--main REF] [--rehearse]
+    python tools/release_plan.py TAG [--main REF] [--rehearse] [--notes FILE]
 
 A tag reads `<distribution>-v<version>`, e.g. `bytebound-kernels-v0.3.0`. It may be released when it
 names a published member, its version is the manifest's, the changelog has a dated section for it,
@@ -8,7 +8,8 @@ the commit is on the main branch, the index does not have the version yet, and t
 member that it needs at the version of this tree. `--rehearse` leaves out the changelog's date, the
 branch and the index.
 
-Prints `key=value` lines (distribution, version, folder, import_name, native) for the workflow.
+Prints `key=value` lines (distribution, version, folder, native, oldest_siblings) for the workflow;
+`--notes` writes the changelog's section.
 Exit code 0: go; 1: do not release, one line per reason; 2: the question itself is wrong.
 """
 
@@ -85,6 +86,17 @@ def find_reasons_in_tree(member: Member, version: str) -> Iterator[str]:
         yield f"{member.name}: CHANGELOG.md has no section '## {version} - DATE'"
 
 
+def oldest_siblings(workspace: Workspace, member: Member) -> list[str]:
+    """Return a pin for each member that `member` needs, at the floor of its range."""
+    pins = []
+    for text in member.project.get("dependencies", []):
+        requirement = Requirement(text)
+        if workspace.member(requirement.name) is not None:
+            floors = [s.version for s in requirement.specifier if s.operator in (">=", "==", "~=")]
+            pins += [f"{requirement.name}=={floor}" for floor in floors]
+    return pins
+
+
 def _changelog(member: Member) -> str:
     file = member.folder / "CHANGELOG.md"
     return file.read_text(encoding="utf-8") if file.is_file() else ""
@@ -131,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--main", default="origin/main", help="the branch that releases come from")
     parser.add_argument("--rehearse", action="store_true", help="ask the tree only")
     here = Path(__file__).resolve().parent.parent
+    parser.add_argument("--notes", type=Path, help="write the changelog's section to this file")
     parser.add_argument("--root", type=Path, default=here, help="default: this repository")
     options = parser.parse_args(arguments)
     try:
@@ -150,11 +163,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reasons:
         print("\n".join(reasons), file=sys.stderr)
         return 1
+    if options.notes is not None:
+        section = find_section(_changelog(member), version)
+        options.notes.write_text(f"{section.body if section else ''}\n", encoding="utf-8")
     print(f"distribution={name}")
     print(f"version={version}")
     print(f"folder={member.folder.relative_to(options.root).as_posix()}")
-    print(f"import_name={member.import_name}")
     print(f"native={str((member.folder / 'CMakeLists.txt').is_file()).lower()}")
+    print(f"oldest_siblings={' '.join(oldest_siblings(workspace, member))}")
     return 0
 
 

@@ -143,9 +143,21 @@ def test_rehearsal_prints_what_to_build(
         "distribution=bytebound-kernels",
         "version=0.3.0",
         "folder=packages/kernels",
-        "import_name=bytebound_kernels",
         "native=true",
+        "oldest_siblings=",
     ]
+
+
+def test_the_plan_pins_the_oldest_siblings_and_writes_the_notes(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = workspace.root / "notes.md"
+    root = str(workspace.root)
+    arguments = ["bytebound-v0.3.0", "--rehearse", "--root", root, "--notes", str(notes)]
+    assert release_plan.main(arguments) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-2:] == ["native=false", "oldest_siblings=bytebound-kernels==0.3"]
+    assert notes.read_text() == "- New.\n"
 
 
 def test_exit_codes_of_refusals(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
