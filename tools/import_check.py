@@ -24,9 +24,13 @@ def find_problems(name: str) -> Iterator[str]:
     """Yield what is wrong with the installed distribution `name`."""
     try:
         distribution = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        yield f"{name}: not installed"
+        return
+    try:
         package = importlib.import_module(name.replace("-", "_"))
-    except ImportError as error:  # also raised for a distribution that is not installed
-        yield f"{name}: {error}"
+    except Exception as error:  # any error of any kind is what this reports
+        yield f"{name}: import {name.replace('-', '_')}: {type(error).__name__}: {error}"
         return
     folder = Path(str(package.__file__)).resolve().parent
     site = {Path(sysconfig.get_path(key)).resolve() for key in ("purelib", "platlib")}
@@ -43,7 +47,7 @@ def find_problems(name: str) -> Iterator[str]:
             continue
         try:
             importlib.import_module(module.name)
-        except Exception as error:  # any error of any kind is what this reports
+        except Exception as error:  # as above
             yield f"{name}: import {module.name}: {type(error).__name__}: {error}"
 
 
