@@ -1,0 +1,74 @@
+"""Drafts by the checkpoint's own MTP head, on the reference functions."""
+
+from collections.abc import Sequence
+
+import torch
+
+from bytebound.config import ModelConfig
+from bytebound.drafts.base import Proposal
+from bytebound.errors import InvalidSettingError
+from bytebound.reference.model import logits
+from bytebound.reference.mtp import mtp_forward
+from bytebound.reference.state import KvCache
+from bytebound.sampling import Purpose, Sampler
+from bytebound.weights import ModelWeights
+
+
+class MtpDraft:
+    """Runs the MTP head ``count`` times from the last committed row.
+
+    Its KV cache holds one position per committed row, computed from the target's hidden state; a proposal writes
+    guesses beyond that length and the next ``observe`` overwrites them.
+    """
+
+    name = "mtp"
+
+    def __init__(self, weights: ModelWeights, config: ModelConfig, *, max_len: int) -> None:
+        if weights.mtp is None:
+            raise InvalidSettingError(
+                "draft='mtp': this checkpoint has no MTP head; use draft='ngram' or draft='none'"
+            )
+        self.weights = weights
+        self.mtp = weights.mtp
+        self.config = config
+        embed = weights.embed_tokens
+        self.kv = KvCache.empty(config, max_len, embed.dtype, embed.device)
+        self.length = 0
+        self.last_out: torch.Tensor | None = None
+
+    def begin(self, first_id: int) -> None:
+        """Start a new sequence. The first id needs no row: the head's row p embeds the id at p+1."""
+        self.length = 0
+        self.last_out = None
+
+    def observe(self, next_ids: Sequence[int], hidden: torch.Tensor | None) -> None:
+        """Fill the cache with committed rows [n, D]; the last one's output starts the next proposal."""
+        if hidden is None:
+            raise InvalidSettingError("draft='mtp' needs a backend with hidden states")
+        out = self._run(next_ids, hidden, self.length)
+        self.length += len(next_ids)
+        self.last_out = out[-1:]
+
+    @torch.inference_mode()
+    def propose(self, count: int, sampler: Sampler) -> Proposal:
+        """Guess ``count`` ids, each from the previous guess and the head's own output."""
+        if self.last_out is None or count == 0:
+            return Proposal(())
+        out, ids, probs = self.last_out, [], []
+        for depth in range(count):
+            raw = logits(out, self.weights)[0]
+            if sampler.greedy:
+                token = int(torch.argmax(raw))
+            else:
+                drawn_from = sampler.draft_probs(raw)
+                token = sampler.draw(drawn_from, self.length + 1 + depth, Purpose.DRAFT)
+                probs.append(drawn_from)
+            ids.append(token)
+            if depth + 1 < count:
+                out = self._run([token], out, self.length + depth)
+        return Proposal(tuple(ids), torch.stack(probs) if probs else None)
+
+    @torch.inference_mode()
+    def _run(self, next_ids: Sequence[int], hidden: torch.Tensor, start: int) -> torch.Tensor:
+        ids = torch.tensor(list(next_ids), dtype=torch.long, device=hidden.device)
+        return mtp_forward(ids, hidden, self.weights, self.mtp, self.config, self.kv, start)

@@ -1,0 +1,294 @@
+"""The engine: one model, one sequence at a time, ids in and ids with text out.
+
+The decode loop in ``Engine._steps`` is the same for every backend and every draft: guess, verify, accept, commit.
+"""
+
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from typing import Any
+
+import torch
+
+from bytebound.clock import RequestClock
+from bytebound.completion import Completion
+from bytebound.config import ModelConfig
+from bytebound.drafts.base import Draft, Proposal
+from bytebound.errors import ContextOverflowError, InvalidRequestError, TokenizerMissingError
+from bytebound.executor import Executor
+from bytebound.loading import DEFAULT_MAX_LEN, load_engine_parts
+from bytebound.memory import MemoryPlan
+from bytebound.results import GenerationResult, StreamEvent, TokenLogprob
+from bytebound.sampling import Sampler, SamplingParams
+from bytebound.speculation import accept
+from bytebound.text.tokenizer import Tokenizer
+
+
+class Engine:
+    """Generates from one model. Build it with ``Engine.from_pretrained``.
+
+    One request runs at a time: starting another one ends the first, whose stream then raises InvalidRequestError.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        draft: Draft | None = None,
+        num_draft_tokens: int = 4,
+        tokenizer: Tokenizer | None = None,
+        config: ModelConfig | None = None,
+        end_ids: Iterable[int] = (),
+        memory_plan: MemoryPlan | None = None,
+        bytes_per_token: float | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.executor = executor
+        self.draft = draft
+        self.num_draft_tokens = num_draft_tokens
+        self.end_ids = frozenset(end_ids)
+        self.memory_plan = memory_plan
+        self.bytes_per_token = bytes_per_token
+        self.seed = seed
+        self._tokenizer = tokenizer
+        self._config = config
+        self._active: _Request | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_name: str | PathLike[str],
+        backend: str = "auto",
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        max_len: int = DEFAULT_MAX_LEN,
+        kv_dtype: str = "auto",
+        draft: str | Draft = "mtp",
+        num_draft_tokens: int = 4,
+        draft_vocab: str | PathLike[str] | None = None,
+        seed: int | None = None,
+    ) -> "Engine":
+        """Load a model folder, or the shipped model by its name ``"tiny"``.
+
+        ``backend``: "reference" (PyTorch, CPU or GPU) or "auto"; ``device`` and ``dtype`` ("float32" or "bfloat16")
+        are for the reference backend, by default the GPU with the checkpoint's dtype if there is one, else the CPU with
+        float32. ``max_len`` counts prompt and completion; its default is capped by the model's own limit, any other
+        value above that limit is refused. ``draft``: "mtp", "ngram", "none" or a Draft; a checkpoint without an MTP
+        head runs without drafts and says so in a warning. ``num_draft_tokens`` is 1 to 8. ``seed`` serves requests
+        that bring none; without either, sampling differs from run to run.
+
+        Raises CheckpointError (damaged folder), UnsupportedModelError (another family or format),
+        InvalidSettingError (a setting that is unknown or impossible), CudaUnavailableError (``backend="cuda"``).
+        """
+        parts = load_engine_parts(
+            path_or_name,
+            backend=backend,
+            device=device,
+            dtype=dtype,
+            max_len=max_len,
+            kv_dtype=kv_dtype,
+            draft=draft,
+            num_draft_tokens=num_draft_tokens,
+            draft_vocab=draft_vocab,
+        )
+        return cls(**parts, seed=seed)
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's dimensions and constants."""
+        if self._config is None:
+            raise InvalidRequestError("this engine runs a script, not a model: it has no config")
+        return self._config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text to ids and back; raises TokenizerMissingError when the folder holds none."""
+        if self._tokenizer is None:
+            raise TokenizerMissingError(
+                "the model folder holds no tokenizer; add tokenizer.json, or work with token ids"
+            )
+        return self._tokenizer
+
+    @property
+    def max_len(self) -> int:
+        """Positions that prompt and completion may take together."""
+        return self.executor.max_len
+
+    def default_params(self, **overrides: Any) -> SamplingParams:
+        """Sampling parameters of this model: its generation config where it speaks, the built-in defaults elsewhere.
+
+        Every keyword that is not None wins over both; an explicit 0 counts as given.
+        """
+        given = {name: value for name, value in overrides.items() if value is not None}
+        own: dict[str, Any] = {}
+        if self._config is not None:
+            defaults = self._config.generation
+            if defaults.do_sample is not False:
+                names = ("temperature", "top_k", "top_p", "min_p")
+                own = {name: getattr(defaults, name) for name in names}
+            own["repetition_penalty"] = defaults.repetition_penalty
+        own = {name: value for name, value in own.items() if value is not None}
+        return SamplingParams(**{**own, **given})
+
+    def generate(
+        self, prompt_ids: Iterable[int], params: SamplingParams | None = None
+    ) -> GenerationResult:
+        """Run one request to its end. ``params`` None means ``default_params()``.
+
+        Raises InvalidRequestError or ContextOverflowError before anything is computed, and NonFiniteLogitsError if the
+        model produces NaN.
+        """
+        text, token_ids = "", list[int]()
+        logprobs: list[TokenLogprob] | None = None
+        last: StreamEvent | None = None
+        prompt = self._check_prompt(prompt_ids)
+        for event in self.stream(prompt, params):
+            text += event.text_delta
+            token_ids += event.token_ids
+            if event.logprobs is not None:
+                logprobs = (logprobs or []) + list(event.logprobs)
+            last = event
+        if last is None or last.finish_reason is None or last.stats is None:
+            raise RuntimeError("a stream ended without its last event")
+        return GenerationResult(
+            token_ids,
+            logprobs,
+            last.finish_reason,
+            last.stats,
+            prompt_ids=prompt,
+            _text=None if self._tokenizer is None else text,
+        )
+
+    def stream(
+        self, prompt_ids: Iterable[int], params: SamplingParams | None = None
+    ) -> Iterator[StreamEvent]:
+        """Run one request, one event per step. The request is checked here, before the first event is asked for.
+
+        The last event carries ``finish_reason`` ("stop" or "length") and ``stats``. Closing the iterator ends the
+        request.
+        """
+        params = self.default_params() if params is None else params
+        prompt = self._check_prompt(prompt_ids)
+        room = self.max_len - len(prompt)
+        if room < min(1, params.max_tokens):
+            raise ContextOverflowError(
+                f"the prompt has {len(prompt)} tokens and the context {self.max_len}: "
+                "no room for a completion. Shorten the prompt or raise max_len"
+            )
+        end_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            end_ids |= self.end_ids
+        seed = params.seed if params.seed is not None else self.seed
+        seed = secrets.randbits(63) if seed is None else seed
+        sampler = Sampler(params, prompt, self.executor.vocab_size, end_ids, seed)
+        completion = Completion(params, end_ids, self._tokenizer, room)
+        self._active = _Request(prompt, sampler, completion)
+        return self._run(self._active)
+
+    @torch.inference_mode()
+    def score(self, ids: Iterable[int]) -> torch.Tensor:
+        """Teacher-forced logits, float32 [T, vocab] on the CPU; row t predicts id t+1."""
+        prompt = self._check_prompt(ids)
+        if len(prompt) > self.max_len:
+            raise ContextOverflowError(
+                f"{len(prompt)} tokens to score, more than the context of {self.max_len}"
+            )
+        self._active = None  # scoring reuses the one sequence
+        return self.executor.score(prompt).cpu()
+
+    def _run(self, request: "_Request") -> Iterator[StreamEvent]:
+        """The decode loop: guess, verify, accept, commit."""
+        executor = self.executor
+        with request.clock.prefill():
+            rows = self._prefill(request.prompt)
+            event = request.gain(Proposal(()), rows)
+        yield request.closed(event, self.bytes_per_token)
+        while event.finish_reason is None:
+            self._check_active(request)
+            with request.clock.decode():
+                proposal = self._propose(event.token_ids, request)
+                rows = executor.verify([event.token_ids[-1], *proposal.ids])
+                event = request.gain(proposal, rows)
+                executor.commit(len(event.token_ids))
+            yield request.closed(event, self.bytes_per_token)
+
+    def _prefill(self, prompt: list[int]) -> torch.Tensor:
+        """Start the sequence over with ``prompt``; logits [1, vocab] of its last row."""
+        self.executor.reset()
+        if self.draft is not None:
+            self.draft.begin(prompt[0])
+        return self.executor.prefill(prompt, self.draft)[None]
+
+    def _propose(self, new_ids: tuple[int, ...], request: "_Request") -> Proposal:
+        """Show the draft the last step's tokens and ask it for guesses."""
+        if self.draft is None:
+            return Proposal(())
+        hidden = self.executor.last_hidden
+        self.draft.observe(new_ids, None if hidden is None else hidden[: len(new_ids)])
+        # The target adds one token of its own: guesses beyond remaining - 1 could never be used.
+        count = min(self.num_draft_tokens, request.completion.remaining - 1)
+        return self.draft.propose(count, request.sampler) if count > 0 else Proposal(())
+
+    def _check_active(self, request: "_Request") -> None:
+        if request is not self._active:
+            raise InvalidRequestError(
+                "another request was started on this engine, which ended this one; "
+                "an engine runs one request at a time"
+            )
+
+    def _check_prompt(self, prompt_ids: Iterable[int]) -> list[int]:
+        ids = prompt_ids.tolist() if isinstance(prompt_ids, torch.Tensor) else list(prompt_ids)
+        if not ids:
+            raise InvalidRequestError("the prompt is empty; at least one token id is needed")
+        for i, token in enumerate(ids):
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise InvalidRequestError(f"prompt id {i} is {token!r}; expected a token id")
+            if not 0 <= token < self.executor.vocab_size:
+                raise InvalidRequestError(
+                    f"prompt id {i} is {token}, outside the vocabulary 0..{self.executor.vocab_size - 1}"
+                )
+        return ids
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request in flight."""
+
+    prompt: list[int]
+    sampler: Sampler
+    completion: Completion
+    clock: RequestClock = field(default_factory=RequestClock)
+
+    def gain(self, proposal: Proposal, rows: torch.Tensor) -> StreamEvent:
+        """Accept what one pass allows, token by token, until its end or the completion's."""
+        completion, sampler = self.completion, self.sampler
+        wants_logprobs = sampler.params.logprobs is not None
+        position = len(self.prompt) + len(completion.token_ids)
+        tokens, delta, logprobs = list[int](), "", list[TokenLogprob]()
+        if completion.finish_reason is None:
+            for token in accept(proposal, rows, sampler, position):
+                if wants_logprobs:
+                    logprobs.append(sampler.token_logprob(rows[len(tokens)], token))
+                tokens.append(token)
+                delta += completion.push(token)
+                if completion.finish_reason is not None:
+                    break
+        self.clock.count(drafted=len(proposal.ids), accepted=max(0, len(tokens) - 1))
+        return StreamEvent(
+            tuple(tokens),
+            delta,
+            tuple(logprobs) if wants_logprobs else None,
+            completion.finish_reason,
+        )
+
+    def closed(self, event: StreamEvent, bytes_per_token: float | None) -> StreamEvent:
+        """The event with the request's stats if it is the last one."""
+        if event.finish_reason is None:
+            return event
+        stats = self.clock.stats(
+            prompt_tokens=len(self.prompt),
+            completion_tokens=len(self.completion.token_ids),
+            bytes_per_token=bytes_per_token,
+        )
+        return replace(event, stats=stats)
