@@ -63,7 +63,7 @@ def load_checkpoint(
         prefix = names.NESTED_PREFIX
     with_mtp = _has_mtp(folder, config, stored)
     skipped = tuple(sorted(name for name in stored if name.startswith(names.VISION_PREFIX)))
-    wanted = {name: one for name, one in stored.items() if name not in set(skipped)}
+    wanted = {name: stored[name] for name in stored.keys() - set(skipped)}
     _check_names_and_shapes(folder, wanted, expected_shapes(config, prefix, with_mtp))
     tensors, bytes_read = _read_all(wanted, dtype, device, on_progress)
     head = _head(folder, config, tensors, prefix)
@@ -120,7 +120,9 @@ def _check_names_and_shapes(
             f"{folder}: the files hold {some(unknown)}, which this config has no place for; "
             "config and weights are not of one model"
         )
-    for name, tensor in stored.items():
+    # In the order of the layers, so that the first mistake named is the first one met.
+    for name in [*expected, *(stored.keys() - expected.keys())]:
+        tensor = stored[name]
         shape = expected.get(name, tensor.shape)
         if tensor.shape != shape:
             raise CheckpointError(

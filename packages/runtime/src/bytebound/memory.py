@@ -62,6 +62,8 @@ class MemorySettings:
     mtp: bool = False
     chunk_rows: int = 512  # of one prefill chunk
     verify_rows: int = 8
+    window_bytes: float = 4.0  # of one element of a conv window
+    verify_keeps_states: bool = False  # a whole state per verified row, as the reference does it
 
     @property
     def bits_of_head(self) -> float:
@@ -152,6 +154,9 @@ def memory_plan(
     kv_per_position = _kv_size(config) * settings.kv_bytes
     mtp_matrices = sum(math.prod(shape) for shape in names.mtp_shapes(config).values())
     linear = config.num_linear_layers
+    kept_row = _kept_row_size(config)
+    if settings.verify_keeps_states:
+        kept_row = _state_size(config) + _window_size(config)
     return MemoryPlan(
         max_len=max_len,
         weights=weights + head_bytes,
@@ -160,8 +165,8 @@ def memory_plan(
         kv=math.ceil(max_len * config.num_attention_layers * kv_per_position),
         mtp_kv=math.ceil(max_len * kv_per_position) if settings.mtp else 0,
         gdn_state=linear * _state_size(config) * FLOAT32_BYTES,
-        conv_windows=math.ceil(linear * _window_size(config) * settings.activation_bytes),
-        verify_rows=settings.verify_rows * linear * _kept_row_size(config) * FLOAT32_BYTES,
+        conv_windows=math.ceil(linear * _window_size(config) * settings.window_bytes),
+        verify_rows=settings.verify_rows * linear * kept_row * FLOAT32_BYTES,
         scratch=math.ceil(
             min(settings.chunk_rows, max_len) * _row_size(config) * settings.activation_bytes
         )
