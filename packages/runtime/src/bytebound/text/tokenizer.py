@@ -86,13 +86,9 @@ class Tokenizer:
         """
         if not isinstance(text, str):
             raise InvalidRequestError(f"text: got {type(text).__name__}, expected a string")
-        try:
-            backend = self._backend if parse_control else self._plain
-            return list(backend.encode(text, add_special_tokens=False).ids)
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError(
-                f"text: character {error.start} is half of a surrogate pair, expected valid Unicode"
-            ) from error
+        _check_unicode("text", text)
+        backend = self._backend if parse_control else self._plain
+        return list(backend.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of ``ids``; bytes that are no UTF-8 become U+FFFD."""
@@ -128,16 +124,12 @@ class Tokenizer:
 
     def _encode_marked(self, text: str, mark: str) -> list[int]:
         """Encode template output in which ``mark`` follows each untrusted opening character."""
-        ids: list[int] = []
-        start = 0
-        try:
-            encoding = self._backend.encode(text, add_special_tokens=False)
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError(
-                "messages: half of a surrogate pair, expected valid Unicode"
-            ) from error
+        _check_unicode("messages", text)
+        encoding = self._backend.encode(text, add_special_tokens=False)
         if mark not in text:
             return list(encoding.ids)
+        ids: list[int] = []
+        start = 0
         # Control tokens cut the text; what lies between is encoded as if it stood alone, as always.
         for token_id, (low, high) in zip(encoding.ids, encoding.offsets, strict=True):
             # A mark right behind a token means a one-character token that the request spelt.
@@ -176,6 +168,16 @@ class Tokenizer:
         if all(char in _BYTE_OF_CHAR for char in token):
             return bytes(_BYTE_OF_CHAR[char] for char in token)
         return token.encode("utf-8")
+
+
+def _check_unicode(field: str, text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"{field}: got half of a surrogate pair at character {error.start}, "
+            "expected valid Unicode"
+        ) from error
 
 
 def _byte_alphabet() -> dict[str, int]:
