@@ -21,7 +21,7 @@ def cuda_problem() -> str | None:
         try:
             torch.cuda.init()
         except (RuntimeError, AssertionError) as error:
-            return f"torch finds no CUDA device: {str(error).splitlines()[0]}"
+            return f"torch finds no CUDA device: {str(error).partition('. ')[0]}"
         return "torch finds no CUDA device"
     if importlib.util.find_spec("bytebound_kernels") is None:
         return "bytebound-kernels is not installed"
