@@ -37,18 +37,34 @@ def row_stride(op: str, tensor: TensorView) -> int:
     return leading[-1][1]
 
 
-def no_overlap(op: str, written: TensorView, read: TensorView) -> None:
+def no_overlap(
+    op: str, written: TensorView, read: TensorView, *, common_row_stride: int = 0
+) -> None:
     """Refuse a result that shares memory with an argument that is read.
+
+    Args:
+        op: for messages.
+        written: the result.
+        read: the argument.
+        common_row_stride: in elements, where both are rows at this distance: then the rows of one
+            may lie between the rows of the other, as two column ranges of a wider tensor do.
 
     Raises:
         UnsupportedLayoutError: the two address ranges meet.
     """
-    end_written = written.pointer + written.span_bytes
-    end_read = read.pointer + read.span_bytes
-    if written.pointer < end_read and read.pointer < end_written:
-        raise UnsupportedLayoutError(
-            f"{op}: {written.name} overlaps {read.name} in memory; expected separate tensors"
-        )
+    apart = (
+        written.pointer + written.span_bytes <= read.pointer
+        or read.pointer + read.span_bytes <= written.pointer
+    )
+    if apart:
+        return
+    stride = common_row_stride * written.itemsize  # in bytes from here on
+    row = written.shape[-1] * written.itemsize
+    if stride and row <= (read.pointer - written.pointer) % stride <= stride - row:
+        return
+    raise UnsupportedLayoutError(
+        f"{op}: {written.name} overlaps {read.name} in memory; expected separate tensors"
+    )
 
 
 def common_device(op: str, *tensors: TensorView) -> int:

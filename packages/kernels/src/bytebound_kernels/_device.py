@@ -79,7 +79,7 @@ def covers(compiled_archs: Iterable[str], capability: tuple[int, int]) -> bool:
     return False
 
 
-def _driver_problem(probe: _native.ProbeRecord) -> str:
+def _driver_problem(probe: "_native.ProbeRecord") -> str:
     error, driver = probe["error"], probe["driver_version"]
     cause = f"{error}: {probe['error_text']}"
     if driver == 0:
@@ -104,7 +104,7 @@ def _driver_problem(probe: _native.ProbeRecord) -> str:
     return f"the CUDA devices cannot be listed ({cause}).{hint}"
 
 
-def _judge(probe: _native.ProbeRecord, compiled_archs: tuple[str, ...]) -> _Availability:
+def _judge(probe: "_native.ProbeRecord", compiled_archs: tuple[str, ...]) -> _Availability:
     if probe["error"] != "ok" or not probe["devices"]:
         return _Availability(_driver_problem(probe), (), {})
     found = tuple(DeviceInfo(**record) for record in probe["devices"])

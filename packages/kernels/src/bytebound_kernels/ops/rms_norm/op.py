@@ -148,7 +148,7 @@ def _check_out(out: TensorView, x: TensorView, weight: TensorView, x_row_stride:
             f"{_OP}: out has rows of {d} elements at a distance of {out_row_stride}, so they "
             f"overlap; expected a distance of {d} or more"
         )
-    in_place = out.pointer == x.pointer and out_row_stride == x_row_stride
-    if not in_place:
-        no_overlap(_OP, out, x)
+    same_stride = out_row_stride == x_row_stride
+    if not (same_stride and out.pointer == x.pointer):
+        no_overlap(_OP, out, x, common_row_stride=x_row_stride if same_stride else 0)
     no_overlap(_OP, out, weight)

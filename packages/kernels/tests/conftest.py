@@ -1,0 +1,74 @@
+"""Fixtures of the kernel tests: tensors without a framework, availability by hand, a comparison."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from bytebound_kernels import DeviceInfo, _device
+
+
+@dataclass
+class FakeTensor:
+    """Enough of a PyTorch tensor for an op's checks; there is no memory behind the pointer."""
+
+    shape: tuple[int, ...]
+    dtype: str = "torch.float16"
+    device: str = "cuda:0"
+    strides: tuple[int, ...] | None = None
+    pointer: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        if self.strides is None:
+            steps = [1]
+            for size in reversed(self.shape[1:]):
+                steps.append(steps[-1] * size)
+            self.strides = tuple(reversed(steps)) if self.shape else ()
+        kind, _, index = self.device.partition(":")
+        self.device = SimpleNamespace(type=kind, index=int(index) if index else None)
+
+    def data_ptr(self) -> int:
+        return self.pointer
+
+    def stride(self) -> tuple[int, ...]:
+        return self.strides
+
+
+@pytest.fixture
+def fake() -> type[FakeTensor]:
+    return FakeTensor
+
+
+@pytest.fixture
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Make CUDA unusable, whatever this machine has; return the reason."""
+    reason = "the test says so"
+    answer = _device._Availability(reason, (), {})
+    monkeypatch.setattr(_device, "_availability", lambda: answer)
+    return reason
+
+
+@pytest.fixture
+def pretend_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make two devices appear, of which this build has code for the first only."""
+    found = tuple(
+        DeviceInfo(i, f"card {i}", capability, 132, 50 << 20, 80 << 30)
+        for i, capability in enumerate([(9, 0), (7, 5)])
+    )
+    answer = _device._Availability("", found, {1: "no code for card 1"})
+    monkeypatch.setattr(_device, "_availability", lambda: answer)
+
+
+@pytest.fixture
+def assert_close() -> Callable[[str, Any, Any, float], None]:
+    """Return a comparison by relative root-mean-square error, which names the tensor."""
+
+    def compare(name: str, reference: Any, result: Any, tolerance: float) -> None:
+        reference, result = reference.double(), result.double()
+        assert result.isfinite().all(), f"{name} is not finite everywhere"
+        norm = reference.square().mean().sqrt()
+        error = ((reference - result).square().mean().sqrt() / norm.clamp(min=1e-30)).item()
+        assert error <= tolerance, f"{name}: relative RMS error {error:.2e} > {tolerance:.0e}"
+
+    return compare

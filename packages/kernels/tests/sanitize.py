@@ -1,0 +1,71 @@
+"""Runs every kernel once per path, for compute-sanitizer: python tests/sanitize.py.
+
+Small sizes only, since a checked kernel is slow; no PyTorch where CuPy is there, since its import
+is slower still. Prints one line and exits with 0; what is wrong is for the sanitizer to say.
+"""
+
+import math
+import os
+import sys
+from collections.abc import Callable
+
+from bytebound_kernels import _native, rms_norm
+from bytebound_kernels.bench.memory import CupyBackend, DeviceArray, TorchBackend, device_array
+
+WIDTHS = (1, 3, 8, 127, 256, 1000, 8200, 17408)
+PAIRS = (
+    ("float16", "float16"),
+    ("float16", "float32"),
+    ("bfloat16", "bfloat16"),
+    ("bfloat16", "float32"),
+    ("float32", "float32"),
+)
+
+
+def itemsize_of(dtype: str) -> int:
+    return 4 if dtype == "float32" else 2
+
+
+def find_backend() -> tuple[CupyBackend | TorchBackend, Callable[[], None]]:
+    """Return a backend without a memory pool, in which bounds would be hidden, and its barrier."""
+    try:
+        import cupy
+    except ImportError:
+        os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+        import torch
+
+        return TorchBackend(torch), torch.cuda.synchronize
+    cupy.cuda.set_allocator(None)
+    return CupyBackend(cupy), cupy.cuda.runtime.deviceSynchronize
+
+
+def exact(backend: CupyBackend | TorchBackend, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+    """Allocate just enough, so that an access beyond the end is outside of every allocation."""
+    num_bytes = math.prod(shape) * itemsize_of(dtype)
+    return device_array(backend, backend.allocate(num_bytes), shape, dtype)
+
+
+def main() -> int:
+    backend, synchronize = find_backend()
+    launches = 0
+    for x_dtype, w_dtype in PAIRS:
+        for d in WIDTHS:
+            for rows in (1, 3):
+                x, out = (exact(backend, (rows, d), x_dtype) for _ in range(2))
+                rms_norm(x, exact(backend, (d,), w_dtype), out=out)
+                # One element off the 16-byte grid: the scalar path.
+                odd = exact(backend, (rows * d + 1,), x_dtype)
+                rms_norm(
+                    odd.at(itemsize_of(x_dtype), (rows, d)), exact(backend, (d,), w_dtype), out=out
+                )
+                launches += 2
+    # Not a multiple of what the grid reads at once, so that the tail runs too.
+    memory, sink = backend.allocate(4112), backend.allocate(4)
+    _native.read_bandwidth(memory, sink, num_bytes=4112, device=backend.device, stream=0)
+    synchronize()
+    print(f"{launches + 1} launches with {backend.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
