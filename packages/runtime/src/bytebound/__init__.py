@@ -1,4 +1,4 @@
-"""bytebound: Qwen3.5-family hybrid models for one stream on one GPU, as near to the bandwidth limit as it goes."""
+"""bytebound: Qwen3.5-family hybrid models for one stream on one GPU."""
 
 from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""One request's growing answer: its ids, its text, and when it ends. Knows nothing of logits or drafts."""
+"""One request's growing answer: ids, text, and when it ends. No logits, no drafts."""
 
 from bytebound.errors import TokenizerMissingError
 from bytebound.sampling import SamplingParams
@@ -10,8 +10,8 @@ from bytebound.text.tokenizer import Tokenizer
 class Completion:
     """Takes tokens one at a time until one ends the answer.
 
-    The ids hold every token up to and including the one that ended the answer. The text holds neither an end token
-    nor a stop string. ``room`` is how many tokens the context still takes.
+    The ids hold every token up to and including the one that ended the answer. The text holds
+    neither an end token nor a stop string. ``room`` is how many tokens the context still takes.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Completion:
         return self.limit - len(self.token_ids)
 
     def push(self, token: int) -> str:
-        """Take one token; returns the text that it releases (often later than the token that wrote it)."""
+        """Take one token; returns the text that it releases, which may lag behind."""
         self.token_ids.append(token)
         if token in self.end_ids:
             return self._finish("stop")

@@ -1,6 +1,7 @@
 """The engine: one model, one sequence at a time, ids in and ids with text out.
 
-The decode loop in ``Engine._steps`` is the same for every backend and every draft: guess, verify, accept, commit.
+The decode loop in ``Engine._run`` is the same for every backend and every draft: guess, verify,
+accept, commit.
 """
 
 import secrets
@@ -28,7 +29,8 @@ from bytebound.text.tokenizer import Tokenizer
 class Engine:
     """Generates from one model. Build it with ``Engine.from_pretrained``.
 
-    One request runs at a time: starting another one ends the first, whose stream then raises InvalidRequestError.
+    One request runs at a time: starting another one ends the first, whose stream then raises
+    InvalidRequestError.
     """
 
     def __init__(
@@ -71,15 +73,17 @@ class Engine:
     ) -> "Engine":
         """Load a model folder, or the shipped model by its name ``"tiny"``.
 
-        ``backend``: "reference" (PyTorch, CPU or GPU) or "auto"; ``device`` and ``dtype`` ("float32" or "bfloat16")
-        are for the reference backend, by default the GPU with the checkpoint's dtype if there is one, else the CPU with
-        float32. ``max_len`` counts prompt and completion; its default is capped by the model's own limit, any other
-        value above that limit is refused. ``draft``: "mtp", "ngram", "none" or a Draft; a checkpoint without an MTP
-        head runs without drafts and says so in a warning. ``num_draft_tokens`` is 1 to 8. ``seed`` serves requests
-        that bring none; without either, sampling differs from run to run.
+        ``backend``: "reference" (PyTorch, CPU or GPU) or "auto"; ``device`` and ``dtype``
+        ("float32" or "bfloat16") are for the reference backend, by default the GPU with the
+        checkpoint's dtype if there is one, else the CPU with float32. ``max_len`` counts prompt and
+        completion; its default is capped by the model's own limit, any other value above that limit
+        is refused. ``draft``: "mtp", "ngram", "none" or a Draft; a checkpoint without an MTP head
+        runs without drafts and says so in a warning. ``num_draft_tokens`` is 1 to 8. ``seed``
+        serves requests that bring none; without either, sampling differs from run to run.
 
         Raises CheckpointError (damaged folder), UnsupportedModelError (another family or format),
-        InvalidSettingError (a setting that is unknown or impossible), CudaUnavailableError (``backend="cuda"``).
+        InvalidSettingError (a setting that is unknown or impossible), CudaUnavailableError
+        (``backend="cuda"``).
         """
         parts = load_engine_parts(
             path_or_name,
@@ -116,7 +120,7 @@ class Engine:
         return self.executor.max_len
 
     def default_params(self, **overrides: Any) -> SamplingParams:
-        """Sampling parameters of this model: its generation config where it speaks, the built-in defaults elsewhere.
+        """The model's own sampling parameters: its generation config, else the built-in defaults.
 
         Every keyword that is not None wins over both; an explicit 0 counts as given.
         """
@@ -136,8 +140,8 @@ class Engine:
     ) -> GenerationResult:
         """Run one request to its end. ``params`` None means ``default_params()``.
 
-        Raises InvalidRequestError or ContextOverflowError before anything is computed, and NonFiniteLogitsError if the
-        model produces NaN.
+        Raises InvalidRequestError or ContextOverflowError before anything is computed, and
+        NonFiniteLogitsError if the model produces NaN.
         """
         text, token_ids = "", list[int]()
         logprobs: list[TokenLogprob] | None = None
@@ -163,10 +167,10 @@ class Engine:
     def stream(
         self, prompt_ids: Iterable[int], params: SamplingParams | None = None
     ) -> Iterator[StreamEvent]:
-        """Run one request, one event per step. The request is checked here, before the first event is asked for.
+        """Run one request, one event per step. It is checked here, before the first event.
 
-        The last event carries ``finish_reason`` ("stop" or "length") and ``stats``. Closing the iterator ends the
-        request.
+        The last event carries ``finish_reason`` ("stop" or "length") and ``stats``. Closing the
+        iterator ends the request.
         """
         params = self.default_params() if params is None else params
         prompt = self._check_prompt(prompt_ids)
@@ -246,7 +250,8 @@ class Engine:
                 raise InvalidRequestError(f"prompt id {i} is {token!r}; expected a token id")
             if not 0 <= token < self.executor.vocab_size:
                 raise InvalidRequestError(
-                    f"prompt id {i} is {token}, outside the vocabulary 0..{self.executor.vocab_size - 1}"
+                    f"prompt id {i} is {token}; "
+                    f"expected an id of the vocabulary, 0 to {self.executor.vocab_size - 1}"
                 )
         return ids
 

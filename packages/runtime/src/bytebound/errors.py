@@ -1,8 +1,8 @@
-"""Every error that the runtime raises on purpose: one base, one leaf per thing a caller can act on."""
+"""Every error that the runtime raises on purpose: a leaf per thing a caller can act on."""
 
 
 class ByteboundError(Exception):
-    """Base of all errors of this package. The message says what was got, what was expected and the way out."""
+    """Base of this package's errors. A message says what was got, expected, and the way out."""
 
 
 class CheckpointError(ByteboundError):
@@ -10,7 +10,7 @@ class CheckpointError(ByteboundError):
 
 
 class UnsupportedModelError(CheckpointError):
-    """The folder is sound but holds a model, a config field or a storage format that is not supported."""
+    """The folder is sound but holds a model, config field or format that is not supported."""
 
 
 class UnsupportedShapeError(ByteboundError):

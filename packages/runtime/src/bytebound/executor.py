@@ -1,7 +1,7 @@
-"""The contract between the decode loop and whatever computes logits (reference, scripted, later CUDA).
+"""The contract between the decode loop and whatever computes logits.
 
-An executor owns the state of one sequence: positions, KV, recurrent state and conv windows. It knows token ids
-and logits, never text, sampling or acceptance.
+An executor owns the state of one sequence: positions, KV, recurrent state and conv windows. It
+knows token ids and logits, never text, sampling or acceptance.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ class Observer(Protocol):
     """Receives each committed row: what a draft learns from."""
 
     def observe(self, next_ids: Sequence[int], hidden: torch.Tensor | None) -> None:
-        """Take ``n`` committed rows: the id that followed each, and ``hidden`` [n, D] after the final norm.
+        """Take ``n`` committed rows: the id after each, and ``hidden`` [n, D] after the norm.
 
         ``hidden`` is None where the executor has no hidden states (scripted).
         """
@@ -26,7 +26,7 @@ class Executor(Protocol):
     vocab_size: int
     max_len: int
     last_hidden: torch.Tensor | None
-    """Rows [R, D] after the final norm: all rows of the last ``verify``, or the last row of a ``prefill``."""
+    """[R, D] after the final norm: all rows of a ``verify``, or the last of a ``prefill``."""
 
     @property
     def position(self) -> int:
@@ -38,8 +38,9 @@ class Executor(Protocol):
     def prefill(self, ids: Sequence[int], observer: Observer | None = None) -> torch.Tensor:
         """Commit ``ids`` in bounded chunks and return the logits [vocab] fp32 after the last one.
 
-        Every row but the last is handed to ``observer`` with the id that follows it; the last row's successor is
-        not known yet, so its hidden state stays in ``last_hidden`` for the caller to hand over.
+        Every row but the last is handed to ``observer`` with the id that follows it; the last row's
+        successor is not known yet, so its hidden state stays in ``last_hidden`` for the caller to
+        hand over.
         """
 
     def verify(self, ids: Sequence[int]) -> torch.Tensor:
@@ -49,7 +50,7 @@ class Executor(Protocol):
         """
 
     def commit(self, count: int) -> None:
-        """Keep the first ``count`` rows (1 <= count <= R) of the last ``verify``; the others leave no trace."""
+        """Keep the first ``count`` (1..R) rows of the last ``verify``; the rest leave no trace."""
 
     def score(self, ids: Sequence[int]) -> torch.Tensor:
-        """Teacher-forced logits [T, vocab] fp32 from an empty sequence; leaves the executor reset."""
+        """Teacher-forced logits [T, vocab] fp32 of a new sequence; leaves the executor reset."""

@@ -1,4 +1,4 @@
-"""From a model folder and settings to the parts of an engine. Every setting is checked before a weight is read."""
+"""From a folder and settings to an engine's parts. Settings are checked before a weight is read."""
 
 import difflib
 import warnings
@@ -53,18 +53,20 @@ def load_engine_parts(
     draft_vocab: str | PathLike[str] | None,
     on_progress: Progress | None = None,
 ) -> EngineParts:
-    """Check the settings, load the folder and build what ``Engine`` is made of. See ``Engine.from_pretrained``."""
+    """Check settings, load the folder, build the parts. See ``Engine.from_pretrained``."""
     _check_choice("backend", backend, BACKENDS)
     if isinstance(draft, str):
         _check_choice("draft", draft, DRAFTS)
     if draft_vocab is not None:
         raise InvalidSettingError(
-            f"draft_vocab={draft_vocab!r}: the reference backend drafts over the whole vocabulary; use None"
+            f"draft_vocab={draft_vocab!r}: the reference backend drafts over the whole vocabulary; "
+            "use None"
         )
     check_integer("num_draft_tokens", num_draft_tokens, 1, MAX_DRAFT_TOKENS)
     if backend == "cuda":
         raise CudaUnavailableError(
-            "backend='cuda': this version has no CUDA engine; use backend='reference', which runs on a GPU too"
+            "backend='cuda': this version has no CUDA engine; "
+            "use backend='reference', which runs on a GPU too"
         )
     where = check_device(device)
     folder = resolve_model(path_or_name)
@@ -78,7 +80,8 @@ def load_engine_parts(
     tokenizer = load_tokenizer(folder)
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, the model only {config.vocab_size}"
+            f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, "
+            f"the model only {config.vocab_size}"
         )
     checkpoint = load_checkpoint(folder, config, dtype=kind, device=where, on_progress=on_progress)
     with_mtp = checkpoint.weights.mtp is not None
@@ -121,7 +124,7 @@ def plan_memory(
 
 
 def check_max_len(max_len: int, config: ModelConfig) -> int:
-    """The context to allocate: the default is capped by the model's limit, anything else must respect it."""
+    """The context to allocate: the default is capped by the model's limit, others refused."""
     limit = config.max_position_embeddings
     if max_len == DEFAULT_MAX_LEN:
         return min(max_len, limit)
@@ -142,7 +145,8 @@ def check_device(device: str | torch.device | None) -> torch.device:
         raise InvalidSettingError(f"device={device!r}: expected 'cpu', 'cuda' or 'cuda:N'")
     if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
         raise CudaUnavailableError(
-            f"device={device!r}: PyTorch sees {torch.cuda.device_count()} CUDA devices here; use 'cpu'"
+            f"device={device!r}: PyTorch sees {torch.cuda.device_count()} CUDA devices here; "
+            "use 'cpu'"
         )
     return where
 

@@ -1,9 +1,10 @@
-"""Acceptance: which guesses of a draft stand, and what replaces the first that does not. Never changes the output.
+"""Acceptance: which guesses of a draft stand, and what replaces the first that does not.
 
-Greedy: a guess stands if it is the target's own choice. Sampling (Leviathan et al., "Fast Inference from Transformers
-via Speculative Decoding", 2023): with p the target's distribution and q the one the guess was drawn from, a guess x
-stands with probability min(1, p(x)/q(x)), else one id is drawn from max(0, p - q) normalised. Either way the token at
-each position is distributed as p, whatever the draft says.
+Greedy: a guess stands if it is the target's own choice. Sampling (Leviathan et al., "Fast Inference
+from Transformers via Speculative Decoding", 2023): with p the target's distribution and q the one
+the guess was drawn from, a guess x stands with probability min(1, p(x)/q(x)), else one id is drawn
+from max(0, p - q) normalised. Either way the token at each position is distributed as p, whatever
+the draft says.
 """
 
 from collections.abc import Iterator
@@ -18,11 +19,12 @@ from bytebound.sampling import Sampler
 def accept(
     proposal: Proposal, rows: torch.Tensor, sampler: Sampler, position: int
 ) -> Iterator[int]:
-    """Yield the tokens that one step gains: the guesses that stand, then one token of the target's own.
+    """Yield what one step gains: the guesses that stand, then one token of the target's own.
 
-    ``rows`` [k+1, vocab] fp32 are the target's logits: row i chooses the token at ``position + i``. Each token enters
-    the sampler's history before the next row is looked at, so penalties see exactly what plain decoding would
-    show them; a caller that stops early leaves nothing of the rest behind.
+    ``rows`` [k+1, vocab] fp32 are the target's logits: row i chooses the token at ``position + i``.
+    Each token enters the sampler's history before the next row is looked at, so penalties see
+    exactly what plain decoding would show them; a caller that stops early leaves nothing of the
+    rest behind.
     """
     for i, guess in enumerate(proposal.ids):
         drawn_from = None if proposal.probs is None else proposal.probs[i]

@@ -1,4 +1,4 @@
-"""The contract of a draft: it guesses the next ids, the target model decides. A draft never changes the output."""
+"""The contract of a draft: it guesses ids, the target decides. It never changes the output."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Proposal:
 
     ids: tuple[int, ...]
     probs: torch.Tensor | None = None
-    """[k, vocab] float64, row i the distribution that ``ids[i]`` was sampled from; None: picked, not sampled."""
+    """[k, vocab] float64, row i what ``ids[i]`` was drawn from; None: picked, not drawn."""
 
 
 class Draft(Protocol):
@@ -28,7 +28,7 @@ class Draft(Protocol):
         """Start a new sequence whose first id is ``first_id``."""
 
     def observe(self, next_ids: Sequence[int], hidden: torch.Tensor | None) -> None:
-        """Take committed rows: the id that followed each row, and the target's hidden states [n, D] (or None)."""
+        """Take committed rows: the id after each, and the target's hidden [n, D] (or None)."""
 
     def propose(self, count: int, sampler: "Sampler") -> Proposal:
         """Guess at most ``count`` ids after the last observed one; an empty proposal is allowed."""

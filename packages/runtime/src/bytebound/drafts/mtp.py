@@ -17,8 +17,8 @@ from bytebound.weights import ModelWeights
 class MtpDraft:
     """Runs the MTP head ``count`` times from the last committed row.
 
-    Its KV cache holds one position per committed row, computed from the target's hidden state; a proposal writes
-    guesses beyond that length and the next ``observe`` overwrites them.
+    Its KV cache holds one position per committed row, computed from the target's hidden state; a
+    proposal writes guesses beyond that length and the next ``observe`` overwrites them.
     """
 
     name = "mtp"
@@ -37,12 +37,12 @@ class MtpDraft:
         self.last_out: torch.Tensor | None = None
 
     def begin(self, first_id: int) -> None:
-        """Start a new sequence. The first id needs no row: the head's row p embeds the id at p+1."""
+        """Start a new sequence. Its first id needs no row: row p embeds the id at p+1."""
         self.length = 0
         self.last_out = None
 
     def observe(self, next_ids: Sequence[int], hidden: torch.Tensor | None) -> None:
-        """Fill the cache with committed rows [n, D]; the last one's output starts the next proposal."""
+        """Fill the cache with committed rows [n, D]; the last one starts the next proposal."""
         if hidden is None:
             raise InvalidSettingError("draft='mtp' needs a backend with hidden states")
         out = self._run(next_ids, hidden, self.length)

@@ -1,4 +1,7 @@
-"""Drafts by prompt lookup: what followed the last n ids the last time they occurred (Saxena, "Prompt Lookup", 2023)."""
+"""Drafts by prompt lookup: what followed the last n ids when they occurred before.
+
+Saxena, "Prompt Lookup Decoding", 2023.
+"""
 
 from collections.abc import Sequence
 
@@ -33,9 +36,9 @@ class NgramDraft:
             self._append(token)
 
     def propose(self, count: int, sampler: Sampler) -> Proposal:
-        """Copy up to ``count`` ids that followed the longest n-gram that ends the sequence and occurred before."""
+        """Copy what followed the longest n-gram that ends the sequence and occurred before."""
         for size in self.sizes:
-            # The latest occurrence is the end of the sequence itself; the one before it has a continuation.
+            # The latest occurrence is the sequence's own end; the one before it has a continuation.
             _, earlier = self._follow.get(tuple(self.ids[-size:]), (0, None))
             if earlier is not None:
                 return Proposal(tuple(self.ids[earlier : earlier + count]))

@@ -1,1 +1,1 @@
-"""The reference backend: plain PyTorch functions over explicit state. It is the definition; kernels answer to it."""
+"""The reference backend: plain PyTorch over explicit state. It is the definition."""

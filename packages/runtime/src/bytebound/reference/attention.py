@@ -25,7 +25,8 @@ def gated_attention(
 ) -> torch.Tensor:
     """One attention mixer over the rows of a pass; appends their keys and values to ``kv``.
 
-    ``x`` [size, D] normalised input, returns [size, D]. Dead slots of a decode window come back as zeros of the mixer.
+    ``x`` [size, D] normalised input, returns [size, D]. Dead slots of a decode window come back as
+    zeros of the mixer.
     """
     heads, kv_heads, head_dim = (
         config.num_attention_heads,
@@ -64,7 +65,7 @@ def _attend_wide(
 def _attend_window(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv: KvCache, rows: Rows
 ) -> torch.Tensor:
-    """Row by row over the live length, so that each row's reduction is its own. Returns [WINDOW, NH, DH]."""
+    """Row by row over the live length: each reduction is its own. Returns [WINDOW, NH, DH]."""
     out = torch.zeros_like(q)
     for position, slot in enumerate(rows.slots, start=rows.start):
         kv.k[:, position] = k[slot]

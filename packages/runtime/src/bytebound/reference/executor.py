@@ -48,7 +48,7 @@ class ReferenceExecutor:
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[int], observer: Observer | None = None) -> torch.Tensor:
-        """Commit ``ids`` in chunks; logits [vocab] fp32 after the last. See ``Executor.prefill``."""
+        """Commit ``ids`` in chunks; logits [vocab] after the last. See ``Executor.prefill``."""
         hidden = torch.empty(0)
         for start in range(0, len(ids), self.prefill_chunk):
             chunk = ids[start : start + self.prefill_chunk]

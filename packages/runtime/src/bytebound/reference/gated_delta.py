@@ -4,8 +4,8 @@ One token, per value head, S [K, V] fp32 (Yang et al., "Gated Delta Networks", 2
 
     S <- exp(g) * S;   d = beta * (v - S^T k);   S <- S + k d^T;   o = S^T q
 
-The step form is the definition. The chunked form is the same recurrence with the products of a chunk gathered
-into one triangular system, and must leave the same state.
+The step form is the definition. The chunked form is the same recurrence with the products of a
+chunk gathered into one triangular system, and must leave the same state.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ CHUNK = 64  # tokens of one triangular system
 
 
 class DeltaInputs(NamedTuple):
-    """What the recurrence eats, all fp32: q and k normalised and repeated to value heads, q scaled by K^-0.5."""
+    """What the recurrence eats, fp32: q, k normalised and repeated to HV heads, q scaled."""
 
     q: torch.Tensor  # [T, HV, K]
     k: torch.Tensor  # [T, HV, K]
@@ -61,8 +61,8 @@ def _convolve(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Depthwise causal convolution: ``taps[t] = sum_j kernel[:, j] * history[t + j]``.
 
-    ``mixed`` [size, C], ``kernel`` [C, J], ``window`` [C, J-1]. Returns taps [size, C] fp32 (zeros in dead slots) and
-    history [J-1+count, C] fp32: the window followed by the live rows.
+    ``mixed`` [size, C], ``kernel`` [C, J], ``window`` [C, J-1]. Returns taps [size, C] fp32 (zeros
+    in dead slots) and history [J-1+count, C] fp32: the window followed by the live rows.
     """
     slots = rows.slots
     live = mixed if rows.wide else mixed[slots]
@@ -82,7 +82,7 @@ def _delta_inputs(
 ) -> DeltaInputs:
     """Split the convolved rows [size, C] into heads, normalise, and compute both gates in fp32."""
     key_heads, value_heads = config.linear_num_key_heads, config.linear_num_value_heads
-    q, k, v = mixed.split([config.key_dim, config.key_dim, config.value_dim], dim=-1)
+    q, k, v = torch.split(mixed, [config.key_dim, config.key_dim, config.value_dim], dim=-1)
     q = l2_norm(q.reshape(-1, key_heads, config.linear_key_head_dim))
     k = l2_norm(k.reshape(-1, key_heads, config.linear_key_head_dim))
     q = q * config.linear_key_head_dim**-0.5
@@ -107,8 +107,8 @@ def delta_step(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The recurrence for one token: the definition of the op.
 
-    ``q, k`` [HV, K], ``v`` [HV, V], ``decay = exp(g)`` and ``beta`` [HV], ``state`` [HV, K, V]; all fp32.
-    Returns ``o`` [HV, V] and the new state; the old one is left untouched.
+    ``q, k`` [HV, K], ``v`` [HV, V], ``decay = exp(g)`` and ``beta`` [HV], ``state`` [HV, K, V]; all
+    fp32. Returns ``o`` [HV, V] and the new state; the old one is left untouched.
     """
     state = state * decay[:, None, None]
     predicted = torch.bmm(k[:, None], state)  # [HV, 1, V]
@@ -120,7 +120,7 @@ def delta_step(
 def delta_chunks(
     inputs: DeltaInputs, state: torch.Tensor, chunk: int = CHUNK
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The recurrence over T tokens in chunks. Returns ``o`` [T, HV, V] fp32 and the final state [HV, K, V]."""
+    """The recurrence in chunks over T tokens. Returns ``o`` [T, HV, V] and the state."""
     outs = []
     for start in range(0, inputs.q.shape[0], chunk):
         part = DeltaInputs(*(t[start : start + chunk].transpose(0, 1) for t in inputs))
@@ -132,14 +132,15 @@ def delta_chunks(
 def _delta_chunk(inputs: DeltaInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """One chunk, tensors [HV, T, ...].
 
-    With G the running sum of g and D[i, j] = exp(G[i] - G[j]) for j <= i, the corrections d of all tokens solve
+    With G the running sum of g and D[i, j] = exp(G[i] - G[j]) for j <= i, the corrections d of all
+    tokens solve
 
         (I + tril(beta k k^T * D, -1)) d = beta * (v - exp(G) k S)
 
     and then o = exp(G) q S + tril(q k^T * D) d,  S <- exp(G[T]) S + (exp(G[T] - G) k)^T d.
     """
     q, k, v, g, beta = inputs
-    # float64: one strong decay makes every later sum large, and their small differences must survive.
+    # float64: one strong decay makes all later sums large; their differences must survive.
     log_decay = g.double().cumsum(-1)
     total = log_decay[:, -1:]
     # Masked before exp as well: above the diagonal the difference is positive and may overflow.
@@ -159,7 +160,7 @@ def _delta_chunk(inputs: DeltaInputs, state: torch.Tensor) -> tuple[torch.Tensor
 def _delta_window(
     inputs: DeltaInputs, history: torch.Tensor, state: GatedDeltaState, rows: Rows
 ) -> torch.Tensor:
-    """Step form over the live rows of a decode window; one candidate state per row. Returns [WINDOW, HV, V]."""
+    """Step form over a decode window; one candidate state per row. Returns [WINDOW, HV, V]."""
     decay = inputs.g.exp()
     out = torch.zeros_like(inputs.v)
     recurrent, taps = state.recurrent, state.conv_window.shape[1]

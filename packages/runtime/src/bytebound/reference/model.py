@@ -1,4 +1,4 @@
-"""The wiring of the model: embedding, decoder layers, final norm, output head. Layers know nothing of it."""
+"""The wiring of the model: embedding, decoder layers, final norm, output head."""
 
 import torch
 from torch.nn.functional import linear, silu
@@ -26,7 +26,7 @@ def forward(
     state: SequenceState,
     rows: Rows,
 ) -> torch.Tensor:
-    """One pass: ids [count] at positions ``rows.start ..`` -> hidden [size, D] after the final norm."""
+    """One pass: ids [count] from position ``rows.start`` -> hidden [size, D], normed."""
     x = weights.embed_tokens[rows.place(ids)]
     angles = rotary_angles(rows.positions(x.device), config)
     for layer, layer_state in zip(weights.layers, state.layers, strict=True):

@@ -1,9 +1,10 @@
 """The multi-token-prediction head: one decoder layer that guesses the token after next.
 
-At position p, with h the target's hidden after the final norm (for later drafts: this head's own output) and e the
-embedding of the token at p+1:
+At position p, with h the target's hidden after the final norm (for later drafts: this head's own
+output) and e the embedding of the token at p+1:
 
-    x = fc([norm_e(e), norm_h(h)]);  x = decoder_layer(x) at position p, own KV;  out = norm(x);  logits by lm_head
+    x = fc([norm_e(e), norm_h(h)]);  x = decoder_layer(x) at position p, own KV;  out = norm(x);
+    logits by lm_head
 """
 
 import torch
@@ -27,9 +28,10 @@ def mtp_forward(
     kv: KvCache,
     start: int,
 ) -> torch.Tensor:
-    """Rows at positions ``start .. start+n-1``: ``hidden`` [n, D] and the id that follows each, ``next_ids`` [n].
+    """Rows from position ``start``: ``hidden`` [n, D] and the id after each, ``next_ids`` [n].
 
-    Returns [n, D] after the head's own norm and appends n positions to ``kv``. Earlier positions must be filled.
+    Returns [n, D] after the head's own norm and appends n positions to ``kv``. Earlier positions
+    must be filled.
     """
     rows = Rows(start, len(next_ids), wide=True)
     eps = config.rms_norm_eps

@@ -8,7 +8,8 @@ L2_EPS = 1e-6  # inside the square root, fixed by the model family and not in it
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """``x * rsqrt(mean(x^2) + eps) * (1 + weight)`` over the last axis.
 
-    ``x`` [..., D] any float dtype; ``weight`` [D] as stored (zero means identity). Returns x's dtype.
+    ``x`` [..., D] any float dtype; ``weight`` [D] as stored (zero means identity). Returns x's
+    dtype.
     """
     y = x.float()
     y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
@@ -18,7 +19,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def gated_rms_norm(
     x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """``weight * (x * rsqrt(mean(x^2) + eps)) * silu(z)`` over the last axis: the norm inside GDN, without ``1 +``.
+    """``weight * (x * rsqrt(mean(x^2) + eps)) * silu(z)`` over the last axis, no ``1 +``.
 
     ``x`` [..., HV, V] fp32, ``z`` same shape, ``weight`` [V]. Returns fp32.
     """

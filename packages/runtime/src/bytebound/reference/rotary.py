@@ -1,7 +1,8 @@
 """Partial rotary embedding: the first ``rotary_dim`` entries of each head turn, the rest pass.
 
-Angles are computed from the position itself, so there is no table that a long context could outgrow. The family's
-interleaved three-axis form equals this one for text, where the three axes hold equal positions.
+Angles are computed from the position itself, so there is no table that a long context could
+outgrow. The family's interleaved three-axis form equals this one for text, where the three axes
+hold equal positions.
 """
 
 import torch
@@ -12,7 +13,7 @@ from bytebound.config import ModelConfig
 def rotary_angles(
     positions: torch.Tensor, config: ModelConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``cos, sin`` [T, 1, rotary_dim] fp32 of ``position * theta^(-2i / rotary_dim)``, both halves alike.
+    """``cos, sin`` [T, 1, rotary_dim] fp32 of ``position * theta^(-2i / rotary_dim)``.
 
     ``positions`` [T] integers; the axis of size 1 broadcasts over heads.
     """
@@ -24,7 +25,7 @@ def rotary_angles(
 
 
 def rotate(x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Turn the first ``rotary_dim`` entries of ``x`` [T, heads, DH] (rotate-half inside them); fp32 arithmetic."""
+    """Turn the first ``rotary_dim`` entries of ``x`` [T, heads, DH], rotate-half inside them."""
     cos, sin = angles
     rotary_dim = cos.shape[-1]
     turned, passed = x[..., :rotary_dim].float(), x[..., rotary_dim:]

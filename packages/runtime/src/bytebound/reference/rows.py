@@ -1,9 +1,10 @@
 """Which rows of a pass are live, and where they lie.
 
-Promise 1 (speculation never changes a token) needs a row's bits to be independent of how many rows are processed with
-it. A matrix product does not give that: its kernel, and so its rounding, follows the number of rows. A decode
-pass therefore always has ``WINDOW`` rows, and the row of position p lies in slot p mod WINDOW: the same product, the same
-place in it, the same bits, whether the row comes alone or among eight drafts.
+Promise 1 (speculation never changes a token) needs a row's bits to be independent of how many rows
+are processed with it. A matrix product does not give that: its kernel, and so its rounding, follows
+the number of rows. A decode pass therefore always has ``WINDOW`` rows, and the row of position p
+lies in slot p mod WINDOW: the same product, the same place in it, the same bits, whether the row
+comes alone or among eight drafts.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ class Rows:
     start: int
     count: int
     wide: bool
-    """True: prefill, every row is live and in order. False: a decode window, live rows in their slots."""
+    """True: prefill, rows in order, all live. False: a decode window, live rows in slots."""
 
     @property
     def size(self) -> int:

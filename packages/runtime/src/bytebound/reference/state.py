@@ -1,7 +1,8 @@
 """The state of one sequence: KV per attention layer, recurrent state and conv window per GDN layer.
 
-Everything is allocated once. KV beyond the committed length is garbage that the next rows overwrite; recurrent state
-and conv window hold the committed value only, and a decode pass leaves one candidate per row in ``pending``.
+Everything is allocated once. KV beyond the committed length is garbage that the next rows
+overwrite; recurrent state and conv window hold the committed value only, and a decode pass leaves
+one candidate per row in ``pending``.
 """
 
 from dataclasses import dataclass, field
