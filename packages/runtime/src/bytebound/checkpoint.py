@@ -63,7 +63,8 @@ def load_checkpoint(
         prefix = names.NESTED_PREFIX
     with_mtp = _has_mtp(folder, config, stored)
     skipped = tuple(sorted(name for name in stored if name.startswith(names.VISION_PREFIX)))
-    wanted = {name: stored[name] for name in stored.keys() - set(skipped)}
+    in_vision = frozenset(skipped)
+    wanted = {name: one for name, one in stored.items() if name not in in_vision}
     _check_names_and_shapes(folder, wanted, expected_shapes(config, prefix, with_mtp))
     tensors, bytes_read = _read_all(wanted, dtype, device, on_progress)
     head = _head(folder, config, tensors, prefix)

@@ -6,7 +6,7 @@ file. Each field of a config is read, known to change nothing, or refused by nam
 """
 
 import json
-import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,10 @@ from bytebound.errors import CheckpointError, UnsupportedModelError
 LayerType = Literal["linear_attention", "full_attention"]
 
 DTYPES = ("bfloat16", "float16", "float32")
+# Beyond any real model, and small enough that arithmetic on them cannot run away.
+LARGEST_INT = 2**31 - 1
+LARGEST_FLOAT = 1e30
+MOST_LAYERS = 4096
 DEFAULT_ATTENTION_INTERVAL = 4
 DEFAULT_PARTIAL_ROTARY_FACTOR = 0.25
 
@@ -129,7 +133,7 @@ class ModelConfig:
         check_fixed_values(text)
         outer = raw if text is not raw else {}
         read = _Reader(text)
-        num_layers = read.positive_int("num_hidden_layers")
+        num_layers = read.positive_int("num_hidden_layers", most=MOST_LAYERS)
         theta, factor, mrope_section = rope_of(text)
         factor = DEFAULT_PARTIAL_ROTARY_FACTOR if factor is None else factor
         rope = _Reader({"rope_theta": theta, "partial_rotary_factor": factor})
@@ -179,7 +183,7 @@ def read_json_object(folder: Path, name: str) -> dict[str, Any]:
         raise CheckpointError(f"{folder} {what}; a model folder has {CONFIG_FILE} and safetensors")
     try:
         parsed = json.loads(path.read_bytes().decode("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON ({error}); fetch it again") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -201,17 +205,18 @@ class _Reader:
         return self._values[name]
 
     def _wrong(self, name: str, value: Any, expected: str) -> CheckpointError:
-        return CheckpointError(f"{self._file}: {name} is {value!r}, expected {expected}")
+        shown = reprlib.repr(value)  # a value may be a whole file long
+        return CheckpointError(f"{self._file}: {name} is {shown}, expected {expected}")
 
-    def positive_int(self, name: str) -> int:
+    def positive_int(self, name: str, most: int = LARGEST_INT) -> int:
         value = self._get(name)
-        if type(value) is not int or value < 1:
-            raise self._wrong(name, value, "a positive integer")
+        if type(value) is not int or not 1 <= value <= most:
+            raise self._wrong(name, value, f"an integer from 1 to {most}")
         return value
 
     def positive_float(self, name: str) -> float:
         value = self._get(name)
-        if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+        if type(value) not in (int, float) or not 0 < value <= LARGEST_FLOAT:
             raise self._wrong(name, value, "a positive number")
         return float(value)
 
@@ -223,24 +228,23 @@ class _Reader:
 
     def optional_int(self, name: str) -> int | None:
         value = self._values.get(name)
-        if value is not None and (type(value) is not int or value < 0):
-            raise self._wrong(name, value, "an integer of at least 0")
+        if value is not None and (type(value) is not int or not 0 <= value <= LARGEST_INT):
+            raise self._wrong(name, value, f"an integer from 0 to {LARGEST_INT}")
         return value
 
     def optional_float(self, name: str, low: float, high: float) -> float | None:
         value = self._values.get(name)
         if value is None:
             return None
-        if type(value) not in (int, float) or not low <= value <= high or math.isinf(value):
-            bounds = f"of at least {low:g}" if math.isinf(high) else f"in {low:g} .. {high:g}"
-            raise self._wrong(name, value, f"a number {bounds}")
+        if type(value) not in (int, float) or not low <= value <= high:
+            raise self._wrong(name, value, f"a number from {low:g} to {high:g}")
         return float(value)
 
     def token_ids(self, name: str) -> tuple[int, ...]:
         value = self._values.get(name)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         for token_id in ids:
-            if type(token_id) is not int or token_id < 0:
+            if type(token_id) is not int or not 0 <= token_id <= LARGEST_INT:
                 raise self._wrong(name, value, "a token id or a list of token ids")
         return tuple(ids)
 
@@ -306,11 +310,11 @@ def _eos_ids(*sources: Mapping[str, Any]) -> tuple[int, ...]:
 def _generation_defaults(raw: Mapping[str, Any]) -> GenerationDefaults:
     read = _Reader(raw, "generation_config.json")
     return GenerationDefaults(
-        temperature=read.optional_float("temperature", 0.0, math.inf),
+        temperature=read.optional_float("temperature", 0.0, LARGEST_FLOAT),
         top_k=read.optional_int("top_k"),
         top_p=read.optional_float("top_p", 0.0, 1.0),
         min_p=read.optional_float("min_p", 0.0, 1.0),
-        repetition_penalty=read.optional_float("repetition_penalty", 0.0, math.inf),
+        repetition_penalty=read.optional_float("repetition_penalty", 0.0, LARGEST_FLOAT),
         do_sample=read.optional_bool("do_sample"),
     )
 

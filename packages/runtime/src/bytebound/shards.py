@@ -178,8 +178,8 @@ def _read_index(folder: Path) -> tuple[dict[str, str], int | None]:
             )
     metadata = index.get("metadata")
     total_size = metadata.get("total_size") if isinstance(metadata, dict) else None
-    if total_size is not None and (
-        type(total_size) not in (int, float) or not float(total_size).is_integer()
+    if not (total_size is None or type(total_size) is int) and not (
+        isinstance(total_size, float) and total_size.is_integer()
     ):
         raise CheckpointError(
             f"{folder / INDEX_FILE}: total_size is {total_size!r}, expected a number of bytes"
@@ -236,7 +236,7 @@ def _parse_header(path: Path, text: bytes) -> dict[str, Any]:
 
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: its header is not valid JSON, the file is damaged; fetch it again"
         ) from error
