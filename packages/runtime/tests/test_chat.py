@@ -109,11 +109,33 @@ def test_control_tokens_in_tools_and_calls_stay_text(tokenizer):
     assert '{"<think>": ["<|im_start|>"]}' in text_of(tokenizer, ids)
 
 
+def test_arguments_as_json_text_equal_arguments_as_an_object(tokenizer):
+    ids = [
+        tokenizer.apply_chat_template(
+            [
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{"function": {"name": "get", "arguments": arguments}}],
+                }
+            ]
+        )
+        for arguments in ({"a": 1, "b": "<x>"}, '{"a":1,"b":"<x>"}')
+    ]
+    assert ids[0] == ids[1]
+
+
 def test_reasoning_of_an_earlier_turn_is_dropped_once(tokenizer):
     content = "<think>\nabout </thin\n</think>\n\nThe tag </think> closes it."
     ids = tokenizer.apply_chat_template([{"role": "assistant", "content": content}])
     assert "assistant\nThe tag </think> closes it.<|im_end|>" in text_of(tokenizer, ids)
     assert "about" not in text_of(tokenizer, ids)
+
+
+def test_tags_in_an_answer_with_separate_reasoning_stay_text(tokenizer):
+    message = {"role": "assistant", "content": "<think>a</think>b", "reasoning_content": "c"}
+    ids = tokenizer.apply_chat_template([message], add_generation_prompt=False)
+    assert control(tokenizer, ids) == ["<|im_start|>", "<|im_end|>"]
 
 
 def test_private_use_characters_survive(tokenizer):
@@ -154,6 +176,16 @@ USER = {"role": "user", "content": "x"}
         ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\]: .*'image_url'"),
         ([{"role": "user", "content": ["x"]}], r"content\[0\]: .*'str'"),
         ([{"role": "assistant", "tool_calls": "x"}], r"tool_calls: got 'x'"),
+        (
+            [
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}],
+                }
+            ],
+            r"messages\[0\]\.tool_calls\[0\]\.function\.arguments: got '\[1\]'",
+        ),
         ([{"role": "wizard", "content": "x"}], r"Unexpected message role"),
         ([{"role": "user", "content": "\ud83d"}], r"surrogate"),
         ([{"role": "assistant", "content": "", "tool_calls": [{}]}], r"the chat template refused"),

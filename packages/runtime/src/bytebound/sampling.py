@@ -25,6 +25,7 @@ BAN_BIAS = -100.0
 # Far above any logit and far below the fp32 limit: penalties saturate here instead of becoming
 # infinite.
 _LOGIT_BOUND = 1e30
+_NUCLEUS_GUESSES = (1024, 32768)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,45 +257,57 @@ class Sampler:
     def _truncate(self, row: torch.Tensor) -> torch.Tensor:
         params = self.params
         row = row.cpu().double()
-        out = torch.zeros_like(row)
+        highest = row.max()
+        if not math.isfinite(float(highest)):
+            raise NonFiniteLogitsError("a distribution was asked of logits without finite maximum")
         if self.greedy:
-            out[torch.argmax(row)] = 1.0
-            return out
-        if not math.isfinite(float(row.max())):
-            raise NonFiniteLogitsError(
-                "a distribution was asked of logits without a finite maximum"
-            )
-        limit = params.top_k if 0 < params.top_k < len(row) else len(row)
-        # Sorted by probability, then id, only where a cut depends on the order.
-        if limit < len(row) or params.top_p < 1:
-            kept = _highest(row, limit)
-        else:
-            kept = torch.arange(len(row))
+            return torch.zeros_like(row).index_fill(0, torch.argmax(row), 1.0)
         # The maximum is subtracted before the division: a tiny temperature gives -inf, never an
         # overflow.
-        weights = torch.exp((row[kept] - row.max()) / params.temperature)
-        if params.top_p < 1:
-            cumulative = torch.cumsum(weights, 0)
-            inside = cumulative - weights < params.top_p * cumulative[-1]
-            inside[0] = True
-            kept, weights = kept[inside], weights[inside]
+        if 0 < params.top_k < len(row):
+            kept = _highest(row, params.top_k)
+            weights = torch.exp((row[kept] - highest) / params.temperature)
+            weights = self._nucleus(weights, _total(weights))
+        else:
+            kept = None
+            weights = torch.exp((row - highest) / params.temperature)
+            if params.top_p < 1:
+                total = _total(weights)
+                # Sorting a whole vocabulary is slow, and the nucleus is nearly always small.
+                for count in (*_NUCLEUS_GUESSES, len(row)):
+                    kept = _highest(row, count)
+                    if float(weights[kept].sum()) >= params.top_p * float(total):
+                        break
+                weights = self._nucleus(weights[kept], total)
         if params.min_p > 0:
-            likely = weights >= params.min_p * weights.max()
-            kept, weights = kept[likely], weights[likely]
-        # cumsum adds in order; sum() would split the row by the number of threads.
-        out[kept] = weights / torch.cumsum(weights, 0)[-1]
-        return out
+            # The likeliest id has weight 1.
+            weights = weights * (weights >= params.min_p)
+        weights = weights / _total(weights)
+        return weights if kept is None else torch.zeros_like(row).index_put((kept,), weights)
+
+    def _nucleus(self, weights: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        """Zero the descending ``weights`` behind those that reach ``top_p`` of ``total``."""
+        if self.params.top_p >= 1:
+            return weights
+        before = torch.cumsum(weights, 0) - weights
+        inside = before < self.params.top_p * total
+        inside[0] = True
+        return weights * inside
+
+
+def _total(weights: torch.Tensor) -> torch.Tensor:
+    # cumsum adds in order; sum() would split the row by the number of threads.
+    return torch.cumsum(weights, 0)[-1]
 
 
 def _highest(row: torch.Tensor, count: int) -> torch.Tensor:
     """Ids of the ``count`` highest values, highest first; ties by id, which topk leaves open."""
     if count == 0:
         return torch.empty(0, dtype=torch.long, device=row.device)
-    candidates = torch.arange(len(row), device=row.device)
     if count < len(row):
-        candidates = torch.nonzero(row >= torch.topk(row, count).values[-1]).flatten()
-    order = torch.sort(row[candidates], descending=True, stable=True).indices
-    return candidates[order][:count]
+        ids = torch.nonzero(row >= torch.topk(row, count).values[-1]).flatten()
+        return ids[torch.sort(row[ids], descending=True, stable=True).indices][:count]
+    return torch.sort(row, descending=True, stable=True).indices
 
 
 def _refuse(field: str, value: object, allowed: str) -> NoReturn:

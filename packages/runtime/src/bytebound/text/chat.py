@@ -6,11 +6,12 @@ rendering. So no request string spells a control token in the rendered text, and
 text can drop the marks and still know which tokens are the template's own. Trimming, splitting and
 concatenation keep the marks.
 
-One exception: an assistant message that begins with ``<think>`` keeps that tag and the first
-``</think>``, because templates look for them to drop old reasoning.
+One exception: an assistant message that begins with ``<think>``, and has no ``reasoning_content``,
+keeps that tag and the first ``</think>``, because templates look for them to drop old reasoning.
 """
 
 import inspect
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -104,7 +105,29 @@ def _normalise(place: str, message: Any) -> dict[str, Any]:
         raise InvalidRequestError(
             f"{place}.content: got null, expected a string; only assistant messages may have none"
         )
-    return {**message, "content": _content_text(f"{place}.content", content)}
+    checked = {**message, "content": _content_text(f"{place}.content", content)}
+    if calls is not None:
+        checked["tool_calls"] = [
+            _call(f"{place}.tool_calls[{index}]", call) for index, call in enumerate(calls)
+        ]
+    return checked
+
+
+def _call(place: str, call: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn arguments given as JSON text, as clients send them, into the mapping templates expect."""
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return dict(call)
+    text = function["arguments"]
+    try:
+        arguments = json.loads(text or "{}")
+    except json.JSONDecodeError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequestError(
+            f"{place}.function.arguments: got {text!r}, expected a JSON object"
+        )
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _content_text(place: str, content: Any) -> str:
@@ -194,7 +217,8 @@ class _Marker:
 
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         marked: dict[str, Any] = self.value(message)
-        if message["role"] != "assistant":
+        # With its reasoning in a field of its own, nobody looks for tags in the content.
+        if message["role"] != "assistant" or isinstance(message.get("reasoning_content"), str):
             return marked
         thinking = _THINKING.match(message["content"])
         if thinking is not None:
