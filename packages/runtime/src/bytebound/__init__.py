@@ -1,23 +1,30 @@
-"""bytebound: Qwen3.5-family hybrid models for one stream on one GPU."""
+"""bytebound: Qwen3.5-family hybrid models for one stream on one GPU.
 
+The names below are imported when they are first used: torch takes seconds to load, and neither
+``bytebound --help`` nor a look at an error class needs it.
+"""
+
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-from bytebound.drafts import Draft, Proposal
-from bytebound.engine import Engine
-from bytebound.errors import (
-    ByteboundError,
-    CheckpointError,
-    ContextOverflowError,
-    CudaUnavailableError,
-    InvalidRequestError,
-    InvalidSettingError,
-    NonFiniteLogitsError,
-    TokenizerMissingError,
-    UnsupportedModelError,
-    UnsupportedShapeError,
-)
-from bytebound.results import GenerationResult, GenerationStats, StreamEvent, TokenLogprob
-from bytebound.sampling import SamplingParams
+if TYPE_CHECKING:
+    from bytebound.drafts import Draft, Proposal
+    from bytebound.engine import Engine
+    from bytebound.errors import (
+        ByteboundError,
+        CheckpointError,
+        ContextOverflowError,
+        CudaUnavailableError,
+        InvalidRequestError,
+        InvalidSettingError,
+        NonFiniteLogitsError,
+        TokenizerMissingError,
+        UnsupportedModelError,
+        UnsupportedShapeError,
+    )
+    from bytebound.results import GenerationResult, GenerationStats, StreamEvent, TokenLogprob
+    from bytebound.sampling import SamplingParams
 
 __version__ = version("bytebound")
 
@@ -42,3 +49,22 @@ __all__ = [
     "UnsupportedShapeError",
     "__version__",
 ]
+
+# Where the names live, cheap imports first.
+_HOMES = ("errors", "results", "sampling", "drafts", "engine")
+
+if not TYPE_CHECKING:  # a type checker would take every name for given
+
+    def __getattr__(name: str) -> object:
+        """Find a public name, importing no more than it takes, and keep it."""
+        if name in __all__:
+            for home in _HOMES:
+                module = import_module(f"bytebound.{home}")
+                if hasattr(module, name):
+                    globals()[name] = getattr(module, name)
+                    return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        """What is public, loaded or not."""
+        return sorted({*globals(), *__all__})

@@ -4,8 +4,9 @@ The decode loop in ``Engine._run`` is the same for every backend and every draft
 accept, commit.
 """
 
+import operator
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
@@ -18,7 +19,7 @@ from bytebound.config import ModelConfig
 from bytebound.drafts.base import Draft, Proposal
 from bytebound.errors import ContextOverflowError, InvalidRequestError, TokenizerMissingError
 from bytebound.executor import Executor
-from bytebound.loading import DEFAULT_MAX_LEN, load_engine_parts
+from bytebound.loading import DEFAULT_MAX_LEN, Progress, load_engine_parts
 from bytebound.memory import MemoryPlan
 from bytebound.results import GenerationResult, StreamEvent, TokenLogprob
 from bytebound.sampling import Sampler, SamplingParams
@@ -70,6 +71,7 @@ class Engine:
         num_draft_tokens: int = 4,
         draft_vocab: str | PathLike[str] | None = None,
         seed: int | None = None,
+        on_progress: Progress | None = None,
     ) -> "Engine":
         """Load a model folder, or the shipped model by its name ``"tiny"``.
 
@@ -80,6 +82,7 @@ class Engine:
         is refused. ``draft``: "mtp", "ngram", "none" or a Draft; a checkpoint without an MTP head
         runs without drafts and says so in a warning. ``num_draft_tokens`` is 1 to 8. ``seed``
         serves requests that bring none; without either, sampling differs from run to run.
+        ``on_progress(done, total)`` is told about bytes of weights as they are read.
 
         Raises CheckpointError (damaged folder), UnsupportedModelError (another family or format),
         InvalidSettingError (a setting that is unknown or impossible), CudaUnavailableError
@@ -95,6 +98,7 @@ class Engine:
             draft=draft,
             num_draft_tokens=num_draft_tokens,
             draft_vocab=draft_vocab,
+            on_progress=on_progress,
         )
         return cls(**parts, seed=seed)
 
@@ -204,6 +208,7 @@ class Engine:
     def _run(self, request: "_Request") -> Iterator[StreamEvent]:
         """The decode loop: guess, verify, accept, commit."""
         executor = self.executor
+        self._check_active(request)
         with request.clock.prefill():
             rows = self._prefill(request.prompt)
             event = request.gain(Proposal(()), rows)
@@ -232,7 +237,11 @@ class Engine:
         self.draft.observe(new_ids, None if hidden is None else hidden[: len(new_ids)])
         # The target adds one token of its own: guesses beyond remaining - 1 could never be used.
         count = min(self.num_draft_tokens, request.completion.remaining - 1)
-        return self.draft.propose(count, request.sampler) if count > 0 else Proposal(())
+        if count <= 0:
+            return Proposal(())
+        proposal = self.draft.propose(count, request.sampler)
+        proposal.check(self.draft.name, count, self.executor.vocab_size)
+        return proposal
 
     def _check_active(self, request: "_Request") -> None:
         if request is not self._active:
@@ -242,18 +251,27 @@ class Engine:
             )
 
     def _check_prompt(self, prompt_ids: Iterable[int]) -> list[int]:
-        ids = prompt_ids.tolist() if isinstance(prompt_ids, torch.Tensor) else list(prompt_ids)
+        given: Any = prompt_ids.tolist() if isinstance(prompt_ids, torch.Tensor) else prompt_ids
+        if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+            raise InvalidRequestError(
+                f"the prompt is a {type(prompt_ids).__name__}; expected a list of token ids"
+            )
+        ids = [self._check_id(i, token) for i, token in enumerate(given)]
         if not ids:
             raise InvalidRequestError("the prompt is empty; at least one token id is needed")
-        for i, token in enumerate(ids):
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise InvalidRequestError(f"prompt id {i} is {token!r}; expected a token id")
-            if not 0 <= token < self.executor.vocab_size:
-                raise InvalidRequestError(
-                    f"prompt id {i} is {token}; "
-                    f"expected an id of the vocabulary, 0 to {self.executor.vocab_size - 1}"
-                )
         return ids
+
+    def _check_id(self, i: int, token: Any) -> int:
+        try:
+            number = -1 if isinstance(token, bool) else operator.index(token)
+        except TypeError:
+            number = -1
+        if not 0 <= number < self.executor.vocab_size:
+            raise InvalidRequestError(
+                f"prompt id {i} is {token!r}; "
+                f"expected an id of the vocabulary, 0 to {self.executor.vocab_size - 1}"
+            )
+        return number
 
 
 @dataclass(slots=True)
@@ -279,7 +297,9 @@ class _Request:
                 delta += completion.push(token)
                 if completion.finish_reason is not None:
                     break
-        self.clock.count(drafted=len(proposal.ids), accepted=max(0, len(tokens) - 1))
+        # A guess that is refused is never the token drawn in its place.
+        stood = sum(map(operator.eq, tokens, proposal.ids))
+        self.clock.count(drafted=len(proposal.ids), accepted=stood)
         return StreamEvent(
             tuple(tokens),
             delta,
