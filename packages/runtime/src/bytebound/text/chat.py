@@ -114,7 +114,7 @@ def _normalise(place: str, message: Any) -> dict[str, Any]:
 
 
 def _call(place: str, call: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn arguments given as JSON text, as clients send them, into the mapping templates expect."""
+    """Turn arguments sent as JSON text, as most clients do, into what templates expect."""
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return dict(call)
