@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from bytebound.errors import InvalidSettingError
+
 if TYPE_CHECKING:
     from bytebound.sampling import Sampler
 
@@ -17,6 +19,34 @@ class Proposal:
     ids: tuple[int, ...]
     probs: torch.Tensor | None = None
     """[k, vocab] float64, row i what ``ids[i]`` was drawn from; None: picked, not drawn."""
+
+    def check(self, name: str, count: int, vocab_size: int) -> None:
+        """Refuse what breaks the contract of the draft ``name``, asked for ``count`` ids.
+
+        Acceptance would otherwise decide on ids that the model does not have.
+        """
+        if len(self.ids) > count:
+            raise InvalidSettingError(
+                f"draft {name!r} proposed {len(self.ids)} ids, expected at most {count}"
+            )
+        for token in self.ids:
+            if type(token) is not int or not 0 <= token < vocab_size:
+                raise InvalidSettingError(
+                    f"draft {name!r} proposed id {token!r}, expected 0 to {vocab_size - 1}"
+                )
+        if self.probs is None or not self.ids:
+            return
+        shape, expected = tuple(self.probs.shape), (len(self.ids), vocab_size)
+        if shape != expected:
+            raise InvalidSettingError(
+                f"draft {name!r} proposed probs of shape {shape}, expected {expected}"
+            )
+        for row, token in zip(self.probs, self.ids, strict=True):
+            if not row[token] > 0:
+                raise InvalidSettingError(
+                    f"draft {name!r} proposed id {token} with probability {float(row[token])}, "
+                    "expected the probability above 0 that it was drawn with"
+                )
 
 
 class Draft(Protocol):
