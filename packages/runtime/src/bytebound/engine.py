@@ -19,7 +19,7 @@ from bytebound.config import ModelConfig
 from bytebound.drafts.base import Draft, Proposal
 from bytebound.errors import ContextOverflowError, InvalidRequestError, TokenizerMissingError
 from bytebound.executor import Executor
-from bytebound.loading import DEFAULT_MAX_LEN, Progress, load_engine_parts
+from bytebound.loading import DEFAULT_MAX_LEN, Progress, check_integer, load_engine_parts
 from bytebound.memory import MemoryPlan
 from bytebound.results import GenerationResult, StreamEvent, TokenLogprob
 from bytebound.sampling import Sampler, SamplingParams
@@ -88,6 +88,8 @@ class Engine:
         InvalidSettingError (a setting that is unknown or impossible), CudaUnavailableError
         (``backend="cuda"``).
         """
+        if seed is not None:
+            check_integer("seed", seed, -(2**63), 2**64 - 1)
         parts = load_engine_parts(
             path_or_name,
             backend=backend,
@@ -135,6 +137,8 @@ class Engine:
             if defaults.do_sample is not False:
                 names = ("temperature", "top_k", "top_p", "min_p")
                 own = {name: getattr(defaults, name) for name in names}
+            if defaults.do_sample and own["temperature"] is None:
+                own["temperature"] = 1.0  # what the library that writes these files means by it
             own["repetition_penalty"] = defaults.repetition_penalty
         own = {name: value for name, value in own.items() if value is not None}
         return SamplingParams(**{**own, **given})
