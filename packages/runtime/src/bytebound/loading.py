@@ -55,8 +55,7 @@ def load_engine_parts(
 ) -> EngineParts:
     """Check settings, load the folder, build the parts. See ``Engine.from_pretrained``."""
     _check_choice("backend", backend, BACKENDS)
-    if isinstance(draft, str):
-        _check_choice("draft", draft, DRAFTS)
+    _check_draft(draft)
     if draft_vocab is not None:
         raise InvalidSettingError(
             f"draft_vocab={draft_vocab!r}: the reference backend drafts over the whole vocabulary; "
@@ -126,7 +125,7 @@ def plan_memory(
 def check_max_len(max_len: int, config: ModelConfig) -> int:
     """The context to allocate: the default is capped by the model's limit, others refused."""
     limit = config.max_position_embeddings
-    if max_len == DEFAULT_MAX_LEN:
+    if max_len == DEFAULT_MAX_LEN and type(max_len) is int:
         return min(max_len, limit)
     return check_integer("max_len", max_len, 1, limit)
 
@@ -137,7 +136,7 @@ def check_device(device: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         where = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise InvalidSettingError(
             f"device={device!r}: expected 'cpu', 'cuda' or 'cuda:N'"
         ) from None
@@ -176,6 +175,18 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     close = difflib.get_close_matches(str(value), choices, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise InvalidSettingError(f"{name}={value!r}: expected one of {', '.join(choices)}{hint}")
+
+
+def _check_draft(draft: str | Draft) -> None:
+    if isinstance(draft, str):
+        _check_choice("draft", draft, DRAFTS)
+        return
+    missing = [part for part in ("name", "begin", "observe", "propose") if not hasattr(draft, part)]
+    if missing:
+        raise InvalidSettingError(
+            f"draft={draft!r}: expected one of {', '.join(DRAFTS)}, "
+            f"or an object that has {', '.join(missing)} as well"
+        )
 
 
 def _make_draft(
