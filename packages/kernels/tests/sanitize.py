@@ -60,8 +60,9 @@ def main() -> int:
                 )
                 launches += 2
     # Not a multiple of what the grid reads at once, so that the tail runs too.
-    memory, sink = backend.allocate(4112), backend.allocate(4)
-    _native.read_bandwidth(memory, sink, num_bytes=4112, device=backend.device, stream=0)
+    num_bytes = (20 << 20) + 16
+    memory, sink = backend.allocate(num_bytes), backend.allocate(4)
+    _native.read_bandwidth(memory, sink, num_bytes=num_bytes, device=backend.device, stream=0)
     synchronize()
     print(f"{launches + 1} launches with {backend.name}")
     return 0
