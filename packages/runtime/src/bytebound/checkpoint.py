@@ -39,6 +39,17 @@ class Checkpoint:
     bytes_read: int
 
 
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """What the files of a folder hold, by their headers; no weight was read."""
+
+    tensors: Mapping[str, StoredTensor]  # what a load reads
+    skipped: Mapping[str, StoredTensor]  # vision tensors
+    files: tuple[Path, ...]
+    prefix: str  # of the text model's names
+    with_mtp: bool
+
+
 def load_checkpoint(
     folder: Path,
     config: ModelConfig,
@@ -57,23 +68,35 @@ def load_checkpoint(
     """
     if dtype not in FLOATS.values():
         raise InvalidSettingError(f"dtype is {dtype}; supported are bfloat16, float16 and float32")
+    stored = read_headers(folder, config)
+    tensors, bytes_read = _read_all(stored.tensors, dtype, device, on_progress)
+    head = _head(folder, config, tensors, stored.prefix)
+    return Checkpoint(
+        weights=_model(config, tensors, stored.prefix, head, stored.with_mtp),
+        skipped=tuple(stored.skipped),
+        files=stored.files,
+        bytes_read=bytes_read,
+    )
+
+
+def read_headers(folder: Path, config: ModelConfig) -> StoredModel:
+    """Check the files' headers against the config: everything a load checks but the values.
+
+    Raises:
+        CheckpointError: files, index, names, shapes or dtypes are not what they must be.
+    """
     stored = open_shards(folder)
     prefix = names.TEXT_PREFIX
     if any(name.startswith(names.NESTED_PREFIX) for name in stored):
         prefix = names.NESTED_PREFIX
     with_mtp = _has_mtp(folder, config, stored)
-    skipped = tuple(sorted(name for name in stored if name.startswith(names.VISION_PREFIX)))
-    in_vision = frozenset(skipped)
-    wanted = {name: one for name, one in stored.items() if name not in in_vision}
+    skipped = {
+        name: stored[name] for name in sorted(stored) if name.startswith(names.VISION_PREFIX)
+    }
+    wanted = {name: one for name, one in stored.items() if name not in skipped}
     _check_names_and_shapes(folder, wanted, expected_shapes(config, prefix, with_mtp))
-    tensors, bytes_read = _read_all(wanted, dtype, device, on_progress)
-    head = _head(folder, config, tensors, prefix)
-    return Checkpoint(
-        weights=_model(config, tensors, prefix, head, with_mtp),
-        skipped=skipped,
-        files=tuple(sorted({one.file for one in stored.values()})),
-        bytes_read=bytes_read,
-    )
+    files = tuple(sorted({one.file for one in stored.values()}))
+    return StoredModel(wanted, skipped, files, prefix, with_mtp)
 
 
 def expected_shapes(config: ModelConfig, prefix: str, with_mtp: bool) -> dict[str, Shape]:
