@@ -57,6 +57,28 @@ build_wheel() {
       "$scratch"/dist/*.whl
 }
 
+# The pure packages: installed where their build backend is, else used where they lie, with just the
+# metadata that importlib.metadata asks for.
+add_pure_packages() {
+  if "$python" -c 'import hatchling' 2>/dev/null; then
+    "$python" -m pip install -q --no-build-isolation --no-deps --no-index --no-cache-dir \
+      --target "$site" packages/runtime packages/quant evals
+    return
+  fi
+  "$python" - "$site" packages/runtime packages/quant evals <<'PY'
+import sys
+import tomllib
+from pathlib import Path
+site, *folders = map(Path, sys.argv[1:])
+for folder in folders:
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    name, version = project["name"].replace("-", "_"), project["version"]
+    info = site / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n")
+PY
+}
+
 assert_usable() {
   "$python" - <<'PY'
 import sys
@@ -118,7 +140,8 @@ capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 
 archs=${ARCHS:-${capability/./}-real}
 
 step "build for $archs" build_wheel || finish
-# The installed wheel comes first; the pure packages are used where they lie.
+step 'pure packages' add_pure_packages
+# What is installed comes first; the pure packages' sources stand in where they are not.
 PYTHONPATH=$site:$root/packages/runtime/src:$root/packages/quant/src:$root/evals/src${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONPATH
 step 'wheel content' "$python" tools/check_fatbin.py "$scratch"/dist/*.whl --archs "$archs" \
