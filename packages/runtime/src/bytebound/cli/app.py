@@ -1,0 +1,106 @@
+"""The commands put together, and the one place where an exception becomes an exit code."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from bytebound.cli.chat import chat
+from bytebound.cli.errors import (
+    BROKEN_PIPE,
+    INTERRUPTED,
+    OK,
+    WRONG_USE,
+    OutputError,
+    UsageError,
+    complain,
+    exit_code_of,
+)
+from bytebound.cli.generate import generate
+from bytebound.cli.info import info
+from bytebound.errors import ByteboundError
+
+# typer builds on a click of its own or on the installed one, depending on its version; the parent
+# of its public BadParameter is the right class in either.
+_PARSER_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
+
+app = typer.Typer(
+    help="Run hybrid language models of the Qwen3.5 family, one stream at a time.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(generate)
+app.command()(chat)
+app.command()(info)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from bytebound import __version__
+
+        print(f"bytebound {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def bytebound(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Run hybrid language models of the Qwen3.5 family, one stream at a time.
+
+    Exit codes: 0 done, 1 a check or a run failed, 2 wrong use, 130 interrupted.
+    """
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line and return its exit code; only a bug of this package raises."""
+    try:
+        code = app(list(argv), prog_name="bytebound", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else OK
+    except BrokenPipeError:
+        _drop_output()
+        return BROKEN_PIPE
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except OutputError as error:
+        _drop_output()
+        complain(str(error))
+        return exit_code_of(error)
+    except (ByteboundError, UsageError) as error:
+        complain(str(error))
+        return exit_code_of(error)
+    except _PARSER_ERROR as error:
+        _explain(error, argv)
+        return WRONG_USE
+
+
+def _explain(error: Exception, argv: Sequence[str]) -> None:
+    """One line for what the parser refused; a bare command asks for its help instead."""
+    message = str(getattr(error, "format_message", error.__str__)()).strip()
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(message, file=sys.stderr)
+        return
+    command = next((f" {word}" for word in argv if word in ("generate", "chat", "info")), "")
+    lines = " ".join(message.split("\n")).rstrip(".")
+    complain(f"{lines}; 'bytebound{command} --help' lists the options")
+
+
+def _drop_output() -> None:
+    """Send what is still buffered nowhere: the interpreter would try once more on its way out."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return  # no real file, as under a test
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

@@ -1,0 +1,230 @@
+"""``bytebound info``: what a model is, what a token of it costs and what it will hold.
+
+All numbers come from ``config.json`` and the headers of the safetensors files; no weight is read. A
+folder with a config and no weights at all is enough for the arithmetic. Weights that do not fit
+their config are reported, and the exit code is then 1.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bytebound.cli import options as opt
+from bytebound.cli.errors import FAILED, OK, UsageError, complain
+from bytebound.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from bytebound.config import ModelConfig
+
+DEFAULT_BITS = [16.0, 4.125]
+MAX_BITS = 64.0
+
+Report = dict[str, Any]
+
+
+def info(
+    model: opt.Model,
+    bits: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="B",
+            help="Bits per weight to compute with; may be repeated. Default: 16 4.125.",
+        ),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Cached positions that a token reads. Default: 1024, or the model's limit.",
+        ),
+    ] = None,
+    read_gb_s: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Read bandwidth of a card: adds its limit in tokens/s."),
+    ] = None,
+    max_len: opt.MaxLen = None,
+    device: opt.Device = None,
+    dtype: opt.Dtype = None,
+    json_: opt.Json = False,
+) -> int:
+    """Show a model's config, bytes per token, memory plan and this card's limit.
+
+    Reads the config and the headers of the weight files, never a weight.
+    Exit code 1: the weights are there and do not fit the config.
+    """
+    widths = list(dict.fromkeys(bits or DEFAULT_BITS))
+    for width in widths:
+        if not 0 < width <= MAX_BITS:
+            raise UsageError(f"--bits {width:g}: expected a number above 0, at most {MAX_BITS:g}")
+    if read_gb_s is not None and not 0 < read_gb_s < float("inf"):
+        raise UsageError(f"--read-gb-s {read_gb_s:g}: expected a bandwidth above 0")
+
+    from bytebound.cli import tables
+    from bytebound.cli.output import emit_json
+    from bytebound.cli.progress import Waiting
+    from bytebound.config import ModelConfig
+    from bytebound.names import resolve_model
+
+    with Waiting("reading headers"):
+        folder = resolve_model(model)
+        config = ModelConfig.from_folder(folder)
+        report: Report = {
+            "model": model,
+            "folder": str(folder),
+            "config": config_record(config),
+            "weights": weights_record(folder, config),
+            "text": text_record(folder),
+        }
+        report["bytes_per_token"] = budgets(config, widths, _context(context, config))
+        report["memory_plan"] = plans(
+            config, report["weights"]["mtp"], widths, max_len=max_len, device=device, dtype=dtype
+        )
+        report["card"] = card_record(read_gb_s, report["bytes_per_token"])
+    if json_:
+        emit_json(report)
+    else:
+        tables.show(report)
+    problem = report["weights"]["problem"]
+    if problem is None:
+        return OK
+    complain(problem)
+    return FAILED
+
+
+def config_record(config: "ModelConfig") -> Report:
+    """Every field of the config, and what follows from them."""
+    from dataclasses import asdict
+
+    return {
+        **asdict(config),
+        "conv_channels": config.conv_channels,
+        "rotary_dim": config.rotary_dim,
+        "num_linear_layers": config.num_linear_layers,
+        "num_attention_layers": config.num_attention_layers,
+    }
+
+
+def weights_record(folder: Path, config: "ModelConfig") -> Report:
+    """What the files hold by their headers, and what is wrong with them."""
+    from math import prod
+
+    from bytebound.checkpoint import read_headers
+
+    # Without weights the config's own word counts; the arithmetic needs no more.
+    record: Report = {
+        "present": any(folder.glob("*.safetensors*")),
+        "problem": None,
+        "mtp": bool(config.mtp_num_hidden_layers),
+    }
+    if not record["present"]:
+        return record
+    try:
+        stored = read_headers(folder, config)
+    except CheckpointError as error:
+        return {**record, "problem": str(error)}
+    loaded, skipped = stored.tensors.values(), stored.skipped.values()
+    return {
+        **record,
+        "mtp": stored.with_mtp,
+        "files": [path.name for path in stored.files],
+        "tensors": len(loaded),
+        "parameters": sum(prod(one.shape) for one in loaded),
+        "bytes": sum(one.num_bytes for one in loaded),
+        "dtypes": sorted({one.dtype for one in loaded}),
+        "skipped_vision_tensors": len(skipped),
+        "skipped_vision_bytes": sum(one.num_bytes for one in skipped),
+    }
+
+
+def text_record(folder: Path) -> Report:
+    """Which text files are there; whether they can be used is seen when the model is loaded."""
+    import json
+
+    def holds_template() -> bool:
+        try:
+            settings = json.loads((folder / "tokenizer_config.json").read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return False
+        return isinstance(settings, dict) and bool(settings.get("chat_template"))
+
+    template = any(
+        (folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")
+    )
+    return {
+        "tokenizer": any(
+            (folder / name).is_file()
+            for name in ("tokenizer.json", "tokenizer.model", "vocab.json")
+        ),
+        "chat_template": template or holds_template(),
+        "generation_config": (folder / "generation_config.json").is_file(),
+    }
+
+
+def budgets(config: "ModelConfig", widths: list[float], context: int) -> Report:
+    """The byte budget of one token at each width."""
+    from bytebound.memory import byte_budget
+
+    return {
+        "context": context,
+        "at_bits": {
+            f"{width:g}": byte_budget(config, bits_per_weight=width, context=context).as_dict()
+            for width in widths
+        },
+    }
+
+
+def plans(
+    config: "ModelConfig",
+    with_mtp: bool,
+    widths: list[float],
+    *,
+    max_len: int | None,
+    device: str | None,
+    dtype: str | None,
+) -> Report:
+    """What the reference backend holds here, and what a kernel backend holds at each width."""
+    from bytebound.cli.opening import check_max_len
+    from bytebound.loading import DEFAULT_MAX_LEN, check_device, check_dtype, plan_memory
+    from bytebound.memory import MemorySettings, memory_plan
+
+    check_max_len(max_len, config)
+    length = min(DEFAULT_MAX_LEN, config.max_position_embeddings) if max_len is None else max_len
+    kind = check_dtype(dtype, config, check_device(device))
+    reference = plan_memory(config, length, kind, with_mtp=with_mtp)
+    return {
+        "max_len": length,
+        "reference": {"dtype": str(kind).removeprefix("torch."), **reference.as_dict()},
+        "at_bits": {
+            f"{width:g}": memory_plan(
+                config,
+                max_len=length,
+                settings=MemorySettings(bits_per_weight=width, mtp=with_mtp),
+            ).as_dict()
+            for width in widths
+        },
+    }
+
+
+def card_record(read_gb_s: float | None, budget: Report) -> Report:
+    """CUDA on this machine, and the limit of a card with the given bandwidth."""
+    try:
+        from bytebound_kernels import cuda_status
+    except ImportError as error:
+        status = f"not usable: bytebound-kernels cannot be imported: {error}"
+    else:
+        status = cuda_status()
+    limits = {
+        bits: read_gb_s * 1e9 / one["total"] if read_gb_s is not None else None
+        for bits, one in budget["at_bits"].items()
+    }
+    return {"cuda": status, "read_gb_s": read_gb_s, "limit_tokens_per_s": limits}
+
+
+def _context(context: int | None, config: "ModelConfig") -> int:
+    limit = config.max_position_embeddings
+    if context is None:
+        return min(1024, limit)
+    if not 0 <= context <= limit:
+        raise UsageError(f"--context {context}: expected 0 to {limit}, the model's limit")
+    return context
