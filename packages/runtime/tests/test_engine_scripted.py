@@ -267,6 +267,9 @@ def test_drafts_never_go_past_the_limit(tokenizer: Tokenizer, by: str, limit: in
     events = play(tokenizer, steps, params, wrong=8, max_len=max_len)
     assert ids_of(events) == [5, 6, 7, 8, 9, 10, 11][:limit]
     assert events[-1].finish_reason == "length"
+    assert events[-1].stats is not None
+    # The prefill gives one token and the target one of its own.
+    assert events[-1].stats.drafted == limit - 2
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2])
