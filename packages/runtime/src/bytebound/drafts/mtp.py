@@ -10,6 +10,7 @@ from bytebound.errors import InvalidSettingError
 from bytebound.reference.model import logits
 from bytebound.reference.mtp import mtp_forward
 from bytebound.reference.state import KvCache
+from bytebound.reference.threads import threads_for
 from bytebound.sampling import Purpose, Sampler
 from bytebound.weights import ModelWeights
 
@@ -56,19 +57,22 @@ class MtpDraft:
             return Proposal(())
         out, ids, probs = self.last_out, [], []
         for depth in range(count):
-            raw = logits(out, self.weights)[0]
+            if depth > 0:
+                out = self._run(ids[-1:], out, self.length + depth - 1)
+            raw = self._logits(out)
             if sampler.greedy:
-                token = int(torch.argmax(raw))
+                ids.append(int(torch.argmax(raw)))
             else:
-                drawn_from = sampler.draft_probs(raw)
-                token = sampler.draw(drawn_from, self.length + 1 + depth, Purpose.DRAFT)
-                probs.append(drawn_from)
-            ids.append(token)
-            if depth + 1 < count:
-                out = self._run([token], out, self.length + depth)
+                probs.append(sampler.draft_probs(raw))
+                ids.append(sampler.draw(probs[-1], self.length + 1 + depth, Purpose.DRAFT))
         return Proposal(tuple(ids), torch.stack(probs) if probs else None)
+
+    def _logits(self, out: torch.Tensor) -> torch.Tensor:
+        with threads_for(self.weights.lm_head.numel(), rows=1):
+            return logits(out, self.weights)[0]
 
     @torch.inference_mode()
     def _run(self, next_ids: Sequence[int], hidden: torch.Tensor, start: int) -> torch.Tensor:
         ids = torch.tensor(list(next_ids), dtype=torch.long, device=hidden.device)
-        return mtp_forward(ids, hidden, self.weights, self.mtp, self.config, self.kv, start)
+        with threads_for(self.weights.embed_tokens.numel(), rows=len(next_ids)):
+            return mtp_forward(ids, hidden, self.weights, self.mtp, self.config, self.kv, start)

@@ -10,6 +10,7 @@ from bytebound.executor import Observer
 from bytebound.reference.model import forward, logits
 from bytebound.reference.rows import MAX_VERIFY_ROWS, Rows
 from bytebound.reference.state import SequenceState
+from bytebound.reference.threads import threads_for
 from bytebound.weights import ModelWeights
 
 PREFILL_CHUNK = 512  # rows of a wide pass: bounds its scratch whatever the prompt's length
@@ -68,9 +69,10 @@ class ReferenceExecutor:
             raise ValueError(f"verify takes 1 to {MAX_VERIFY_ROWS} rows, got {len(ids)}")
         self._check_room(len(ids))
         rows = Rows(self.position, len(ids), wide=False)
-        hidden = forward(self._tensor(ids), self.weights, self.config, self.state, rows)
-        self.last_hidden = hidden[rows.slots]
-        return logits(hidden, self.weights)[rows.slots]
+        with threads_for(self.weights.embed_tokens.numel(), rows=rows.size):
+            hidden = forward(self._tensor(ids), self.weights, self.config, self.state, rows)
+            self.last_hidden = hidden[rows.slots]
+            return logits(hidden, self.weights)[rows.slots]
 
     def commit(self, count: int) -> None:
         """Keep the first ``count`` rows of the last ``verify``."""
