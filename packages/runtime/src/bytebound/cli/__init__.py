@@ -7,6 +7,7 @@ user is one line on stderr and never a traceback; a traceback is a bug of this p
 """
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -17,9 +18,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line, ``sys.argv`` by default, and return its exit code."""
     _quiet_libraries()
     _never_fail_to_encode()
-    from bytebound.cli.app import run
+    try:
+        from bytebound.cli.app import run
 
-    return run(sys.argv[1:] if argv is None else argv)
+        return run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:  # not inside an answer: while loading, or waiting for input
+        return 128 + signal.SIGINT
 
 
 def _quiet_libraries() -> None:

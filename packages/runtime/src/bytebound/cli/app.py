@@ -14,6 +14,7 @@ from bytebound.cli.errors import (
     OK,
     WRONG_USE,
     OutputError,
+    ReaderGoneError,
     UsageError,
     complain,
     exit_code_of,
@@ -65,12 +66,11 @@ def run(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; only a bug of this package raises."""
     try:
         code = app(list(argv), prog_name="bytebound", standalone_mode=False)
-        sys.stdout.flush()
         return code if isinstance(code, int) else OK
-    except BrokenPipeError:
+    except ReaderGoneError:
         _drop_output()
         return BROKEN_PIPE
-    except (KeyboardInterrupt, typer.Abort):
+    except typer.Abort:  # how older versions of typer hand on Ctrl-C
         return INTERRUPTED
     except OutputError as error:
         _drop_output()
@@ -92,7 +92,7 @@ def _explain(error: Exception, argv: Sequence[str]) -> None:
         return
     command = next((f" {word}" for word in argv if word in ("generate", "chat", "info")), "")
     lines = " ".join(message.split("\n")).rstrip(".")
-    complain(f"{lines}; 'bytebound{command} --help' lists the options")
+    complain(f"{lines} (see 'bytebound{command} --help')")
 
 
 def _drop_output() -> None:

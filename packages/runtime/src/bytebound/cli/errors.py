@@ -23,6 +23,10 @@ class OutputError(Exception):
     """The answer could not be written: a full disk, a closed stream."""
 
 
+class ReaderGoneError(Exception):
+    """The pipe that stdout leads to was closed, as ``| head -1`` does."""
+
+
 def exit_code_of(error: Exception) -> int:
     """2 for what the user can change on the command line or in the folder, 1 for what failed."""
     wrong_use = isinstance(error, (ByteboundError, UsageError))

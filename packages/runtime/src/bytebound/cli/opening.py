@@ -25,6 +25,7 @@ def open_engine(options: EngineOptions, sampling: SamplingOptions) -> "Engine":
         from bytebound.names import resolve_model
         from bytebound.sampling import SamplingParams
 
+        waiting.check()
         SamplingParams(**sampling.given())  # each value by itself; the model's own come later
         folder = resolve_model(options.model)
         config = ModelConfig.from_folder(folder)

@@ -11,7 +11,7 @@ import sys
 from typing import IO, Any
 
 from bytebound.cli import is_utf8
-from bytebound.cli.errors import OutputError, one_line
+from bytebound.cli.errors import OutputError, ReaderGoneError, one_line
 from bytebound.results import GenerationStats
 
 _DIM = "\033[2m"
@@ -19,12 +19,13 @@ _PLAIN = "\033[0m"
 
 
 def emit(text: str) -> None:
-    """Write to stdout at once; a closed pipe raises BrokenPipeError, all else OutputError."""
+    """Write to stdout at once; raises ReaderGoneError or OutputError."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
-        raise
+    except BrokenPipeError as error:
+        # typer would take the original for its own affair.
+        raise ReaderGoneError from error
     except OSError as error:
         raise OutputError(f"the output cannot be written: {error.strerror or error}") from error
 

@@ -5,6 +5,8 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from bytebound.cli.interrupts import RememberedInterrupt
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -15,7 +17,7 @@ class Waiting:
     """Shows ``what`` with a moving sign, and a bar once ``advance`` was told a total.
 
     Works for anything that blocks, imports included: a timer starts the display. It leaves no trace
-    on the screen. Without a terminal on stderr it does nothing at all.
+    on the screen, and shows nothing where stderr is no terminal. Ctrl-C ends it for sure.
     """
 
     def __init__(self, what: str) -> None:
@@ -23,6 +25,7 @@ class Waiting:
         self._shown = False
         self._timer: threading.Timer | None = None
         self._progress: Progress | None = None
+        self._interrupt = RememberedInterrupt()
 
     def __enter__(self) -> "Waiting":
         if sys.stderr.isatty():
@@ -43,6 +46,7 @@ class Waiting:
             self._timer = threading.Timer(DELAY_S, self._show)
             self._timer.daemon = True
             self._timer.start()
+        self._interrupt.__enter__()
         return self
 
     def __exit__(
@@ -56,9 +60,15 @@ class Waiting:
             self._timer.join()
             if self._shown:
                 self._progress.stop()
+        self._interrupt.__exit__(kind, error, trace)
+
+    def check(self) -> None:
+        """End here if Ctrl-C came and was swallowed."""
+        self._interrupt.check()
 
     def advance(self, done: int, total: int) -> None:
         """Report bytes; fits ``on_progress`` of the engine."""
+        self.check()
         if self._progress is not None:
             amount = f"{done / 1e9:.1f} of {total / 1e9:.1f} GB" if total >= 1e8 else ""
             self._progress.update(

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bytebound.cli.errors import one_line
+from bytebound.cli.output import emit
 
 PIPE_WIDTH = 110  # columns where there is no terminal to ask
 
@@ -54,7 +55,7 @@ _PLAN_ROWS = {
 
 
 def show(report: dict[str, Any]) -> None:
-    """Print the whole report to stdout."""
+    """Write the whole report to stdout."""
     console = Console(
         file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False
     )
@@ -63,15 +64,17 @@ def show(report: dict[str, Any]) -> None:
         # One logical line each, however long a path is.
         console.print(Text.assemble((f"{label:<14}", "bold"), one_line(text)), soft_wrap=True)
 
-    for label, text in _lines(report):
-        line(label, text)
-    console.print()
-    console.print(_config_table(report["config"]))
-    console.print(_budget_table(report["bytes_per_token"], report["card"]))
-    console.print(_plan_table(report["memory_plan"]))
-    line("CUDA", report["card"]["cuda"])
-    if report["card"]["read_gb_s"] is None:
-        line("limit", "give --read-gb-s, a card's measured read bandwidth, for its tokens/s")
+    with console.capture() as captured:
+        for label, text in _lines(report):
+            line(label, text)
+        console.print()
+        console.print(_config_table(report["config"]))
+        console.print(_budget_table(report["bytes_per_token"], report["card"]))
+        console.print(_plan_table(report["memory_plan"]))
+        line("CUDA", report["card"]["cuda"])
+        if report["card"]["read_gb_s"] is None:
+            line("limit", "give --read-gb-s, a card's measured read bandwidth, for its tokens/s")
+    emit(captured.get())
 
 
 def size(count: float) -> str:
