@@ -55,7 +55,7 @@ class MtpDraft:
         """Guess ``count`` ids, each from the previous guess and the head's own output."""
         if self.last_out is None or count == 0:
             return Proposal(())
-        out, ids, probs = self.last_out, [], []
+        out, ids, probs = self.last_out, list[int](), list[torch.Tensor]()
         for depth in range(count):
             if depth > 0:
                 out = self._run(ids[-1:], out, self.length + depth - 1)
