@@ -15,9 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import bytebound
+import torch
 
 PROMPTS = {
     "prose": "In the beginning of the story, the old man",
