@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from bytebound import Engine
+from bytebound.cli.bandwidth import read_bandwidth_gb_s
 from bytebound.config import ModelConfig
 from bytebound.memory import byte_budget
 
@@ -120,6 +121,27 @@ def test_the_card_says_why_it_cannot_be_used(
     monkeypatch.setitem(sys.modules, "bytebound_kernels", None)
     report = info_json(run, "-m", folders.text)
     assert report["card"]["cuda"].startswith("not usable: bytebound-kernels cannot be imported")
+
+
+def test_the_limit_is_measured_where_there_is_a_gpu(
+    run: Run, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bytebound.cli.bandwidth.read_bandwidth_gb_s", lambda: 100.0)
+    report = info_json(run, "-m", folders.text, "--bits", 8)
+    total = report["bytes_per_token"]["at_bits"]["8"]["total"]
+    assert report["card"]["read_gb_s_source"] == "measured"
+    assert report["card"]["limit_tokens_per_s"]["8"] == pytest.approx(100e9 / total)
+    assert "limit at 100 GB/s, measured" in run("info", "-m", folders.text).out
+
+    given = info_json(run, "-m", folders.text, "--read-gb-s", 50)["card"]
+    assert (given["read_gb_s"], given["read_gb_s_source"]) == (50, "given")
+
+
+@pytest.mark.gpu
+def test_a_gpu_reads_some_hundred_gigabytes_a_second() -> None:
+    measured = read_bandwidth_gb_s()
+    assert measured is not None
+    assert 100 < measured < 20_000
 
 
 def test_the_shipped_model(run: Run) -> None:

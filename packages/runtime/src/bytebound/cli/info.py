@@ -41,7 +41,11 @@ def info(
     ] = None,
     read_gb_s: Annotated[
         float | None,
-        typer.Option(metavar="X", help="Read bandwidth of a card: adds its limit in tokens/s."),
+        typer.Option(
+            metavar="X",
+            help="Read bandwidth of a card, for its limit in tokens/s. Default: measured here, "
+            "where there is a GPU.",
+        ),
     ] = None,
     max_len: opt.MaxLen = None,
     device: opt.Device = None,
@@ -207,18 +211,29 @@ def plans(
 
 
 def card_record(read_gb_s: float | None, budget: Report) -> Report:
-    """CUDA on this machine, and the limit of a card with the given bandwidth."""
+    """CUDA on this machine, and the limit of a card: the one described, else the one here."""
+    from bytebound.cli.bandwidth import read_bandwidth_gb_s
+
     try:
         from bytebound_kernels import cuda_status
     except ImportError as error:
         status = f"not usable: bytebound-kernels cannot be imported: {error}"
     else:
         status = cuda_status()
+    source = "given"
+    if read_gb_s is None:
+        read_gb_s = read_bandwidth_gb_s()
+        source = "none" if read_gb_s is None else "measured"
     limits = {
-        bits: read_gb_s * 1e9 / one["total"] if read_gb_s is not None else None
+        bits: None if read_gb_s is None else read_gb_s * 1e9 / one["total"]
         for bits, one in budget["at_bits"].items()
     }
-    return {"cuda": status, "read_gb_s": read_gb_s, "limit_tokens_per_s": limits}
+    return {
+        "cuda": status,
+        "read_gb_s": read_gb_s,
+        "read_gb_s_source": source,
+        "limit_tokens_per_s": limits,
+    }
 
 
 def _context(context: int | None, config: "ModelConfig") -> int:

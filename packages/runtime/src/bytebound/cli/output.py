@@ -58,7 +58,7 @@ def stats_line(stats: GenerationStats, finish_reason: str, draft: str) -> str:
         f"{stats.completion_tokens} tokens, {stats.tok_per_s:.1f} tokens/s",
         f"prompt {stats.prompt_tokens} tokens, {stats.prefill_s:.2f} s",
     ]
-    if draft != "none":
+    if draft != "none" and stats.steps:
         parts.append(f"{stats.mean_accepted_len:.2f} accepted per step ({draft})")
     if stats.percent_of_limit is not None:
         parts.append(f"{stats.percent_of_limit:.1f} % of the limit")

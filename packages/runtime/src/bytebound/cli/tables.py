@@ -73,7 +73,10 @@ def show(report: dict[str, Any]) -> None:
         console.print(_plan_table(report["memory_plan"]))
         line("CUDA", report["card"]["cuda"])
         if report["card"]["read_gb_s"] is None:
-            line("limit", "give --read-gb-s, a card's measured read bandwidth, for its tokens/s")
+            line(
+                "limit",
+                "no GPU to measure; --read-gb-s computes the limit of a card that reads so fast",
+            )
     emit(captured.get())
 
 
@@ -155,7 +158,7 @@ def _budget_table(budget: dict[str, Any], card: dict[str, Any]) -> Table:
     if card["read_gb_s"] is not None:
         limits = card["limit_tokens_per_s"].values()
         table.add_row(
-            f"limit at {card['read_gb_s']:,g} GB/s",
+            f"limit at {card['read_gb_s']:,.0f} GB/s, {card['read_gb_s_source']}",
             *(f"{limit:,.1f} tokens/s" for limit in limits),
             style="bold",
         )
