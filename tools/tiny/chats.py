@@ -1,9 +1,11 @@
 """Seeded short conversations: small talk, facts, lists, tool calls, look-ups in a long text.
 
-Contract: `chat(rng)` is a pure function of the random state and returns (messages, tools) for the chat template. They
-teach the forms (turns, tool calls, tool results, reading a value back), not knowledge; there is no outside data.
+Contract: `chat(rng)` is a pure function of the random state and returns (messages, tools) for the
+chat template. They teach the forms (turns, tool calls, tool results, reading a value back), not
+knowledge; there is no outside data.
 """
 
+# ruff: noqa: SIM905 -- word lists read better as sentences
 from __future__ import annotations
 
 import random
@@ -13,11 +15,13 @@ Message = dict[str, Any]
 Chat = tuple[list[Message], list[dict[str, Any]] | None]
 
 CAPITALS = {
-    "France": "Paris", "Germany": "Berlin", "Italy": "Rome", "Spain": "Madrid", "Portugal": "Lisbon",
-    "Japan": "Tokyo", "China": "Beijing", "India": "New Delhi", "Egypt": "Cairo", "Kenya": "Nairobi",
-    "Norway": "Oslo", "Sweden": "Stockholm", "Finland": "Helsinki", "Poland": "Warsaw", "Greece": "Athens",
-    "Austria": "Vienna", "Canada": "Ottawa", "Mexico": "Mexico City", "Peru": "Lima", "Chile": "Santiago",
-    "Cuba": "Havana", "Ireland": "Dublin", "Russia": "Moscow", "Turkey": "Ankara", "Thailand": "Bangkok",
+    "France": "Paris", "Germany": "Berlin", "Italy": "Rome", "Spain": "Madrid",
+    "Portugal": "Lisbon", "Japan": "Tokyo", "China": "Beijing", "India": "New Delhi",
+    "Egypt": "Cairo", "Kenya": "Nairobi", "Norway": "Oslo", "Sweden": "Stockholm",
+    "Finland": "Helsinki", "Poland": "Warsaw", "Greece": "Athens", "Austria": "Vienna",
+    "Canada": "Ottawa", "Mexico": "Mexico City", "Peru": "Lima", "Chile": "Santiago",
+    "Cuba": "Havana", "Ireland": "Dublin", "Russia": "Moscow", "Turkey": "Ankara",
+    "Thailand": "Bangkok",
 }  # fmt: skip
 OPPOSITES = {
     "hot": "cold", "big": "small", "old": "new", "fast": "slow", "early": "late", "open": "closed",
@@ -31,7 +35,14 @@ COLOURS = "red blue green black white yellow grey brown orange violet".split()
 THINGS = "box door locker safe folder room parcel key".split()
 CITIES = list(CAPITALS.values())
 
-HELLO = ("Hello!", "Hi!", "Hey there!", "Good morning!", "Hello, how are you?", "Hi, how are you today?")
+HELLO = (
+    "Hello!",
+    "Hi!",
+    "Hey there!",
+    "Good morning!",
+    "Hello, how are you?",
+    "Hi, how are you today?",
+)
 HELLO_REPLY = (
     "Hello! How can I help you?",
     "Hi! What can I do for you today?",
@@ -108,7 +119,10 @@ def small_talk(rng: random.Random) -> Chat:
         messages.append({"role": "system", "content": rng.choice(SYSTEMS)})
     for _ in range(rng.randint(1, 4)):
         question, answer = _exchange(rng)
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        messages += [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+        ]
     if rng.random() < 0.1:
         messages.append({"role": "user", "content": rng.choice(BYE)})
         messages.append({"role": "assistant", "content": rng.choice(BYE_REPLY)})
@@ -122,7 +136,12 @@ def _call(rng: random.Random, name: str) -> tuple[str, dict[str, Any], str, str]
         sky = rng.choice(("sunny", "cloudy", "rainy", "windy"))
         ask = rng.choice(("What is the weather in {}?", "How is the weather in {} today?"))
         result = f'{{"sky": "{sky}", "degrees": {degrees}}}'
-        return ask.format(city), {"city": city}, result, f"It is {sky} in {city}, {degrees} degrees."
+        return (
+            ask.format(city),
+            {"city": city},
+            result,
+            f"It is {sky} in {city}, {degrees} degrees.",
+        )
     if name == "get_time":
         city, clock = rng.choice(CITIES), f"{rng.randint(0, 23):02d}:{rng.randint(0, 59):02d}"
         return f"What time is it in {city}?", {"city": city}, clock, f"It is {clock} in {city}."
@@ -136,7 +155,12 @@ def _call(rng: random.Random, name: str) -> tuple[str, dict[str, Any], str, str]
     word = " ".join(rng.sample(WORDS, 2))
     if name == "search":
         count = rng.randint(0, 40)
-        return f"Search for {word}.", {"query": word}, f"{count} results", f"I found {count} results."
+        return (
+            f"Search for {word}.",
+            {"query": word},
+            f"{count} results",
+            f"I found {count} results.",
+        )
     path = f"{rng.choice(WORDS)}/{rng.choice(WORDS)}.txt"
     return f"What does {path} say?", {"path": path}, word, f"The file says: {word}"
 
@@ -166,7 +190,11 @@ def look_up(rng: random.Random) -> Chat:
     for _ in range(rng.choice((0, 4, 12, 30))):
         a, b, c = rng.sample(WORDS, 3)
         filler = rng.choice(
-            (f"The {a} is near the {b}.", f"A {a} stands by the {b} and the {c}.", f"We saw a {a} and a {b}.")
+            (
+                f"The {a} is near the {b}.",
+                f"A {a} stands by the {b} and the {c}.",
+                f"We saw a {a} and a {b}.",
+            )
         )
         lines.insert(rng.randrange(len(lines) + 1), filler)
     key = rng.choice(list(facts))

@@ -1,12 +1,12 @@
 """Builds the training corpus and the held-out text from free packages of Debian and PyPI.
 
-Contract: `corpus.py WORK` fetches every package of `sources.SOURCES` with its ordinary client, reads it with
-`extract.READERS`, and writes
+Contract: `corpus.py WORK` fetches every package of `sources.SOURCES` with its ordinary client,
+reads it with `extract.READERS`, and writes
     WORK/train.jsonl        one {"source", "kind", "text"} per document
-    --held-out FILE         whole documents, chosen by hash before anything else, never in train.jsonl
-    --manifest FILE         package, version, licence, sha256 and bytes of every source
-The choice of documents depends only on their names and contents: the same packages give the same files.
-Needs `apt-get download`, `dpkg`, `pip`, and Debian's `bible-kjv` for the King James text.
+    --held-out FILE         whole documents, chosen by hash before anything else, never in
+    train.jsonl --manifest FILE         package, version, licence, sha256 and bytes of every source
+The choice of documents depends only on their names and contents: the same packages give the same
+files. Needs `apt-get download`, `dpkg`, `pip`, and Debian's `bible-kjv` for the King James text.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def long_lines(text: str) -> list[str]:
 
 
 def is_copy_of_held_out(document: Document, held_lines: set[str]) -> bool:
-    """True where a tenth of the document's long lines (three at least) stand in the held-out text too."""
+    """True where a tenth of the long lines (three at least) stand in the held-out text too."""
     lines = long_lines(document.text)
     shared = sum(line in held_lines for line in lines)
     return shared >= 3 and shared >= 0.1 * len(lines)
@@ -165,12 +165,16 @@ def build(work: Path) -> tuple[list[Document], list[Document], list[dict[str, ob
             }
         )
         print(
-            f"{source.package:24} {len(documents):6} documents {sum(d.size for d in documents):>11,} bytes",
+            f"{source.package:24} {len(documents):6} documents "
+            f"{sum(d.size for d in documents):>11,} bytes",
             flush=True,
         )
 
-    # A line that many documents share is a page's furniture or a licence header, not a copied passage.
-    spread = Counter(line for _, documents in everything for d in documents for line in set(long_lines(d.text)))
+    # A line that many documents share is a page's furniture or a licence header, not a copied
+    # passage.
+    spread = Counter(
+        line for _, documents in everything for d in documents for line in set(long_lines(d.text))
+    )
     held_lines = {line for d in held for line in long_lines(d.text) if spread[line] <= COMMON_LINE}
     seen: set[str] = set()
     train: list[Document] = []

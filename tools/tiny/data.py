@@ -1,8 +1,8 @@
 """Token streams: from train.jsonl to compressed streams, and from streams to training rows.
 
-Contract: a stream is a flat uint16 array; bits 0-11 are the token id, bit 15 says that the token counts fully in the
-loss (all text; in chats only what the assistant writes). Every document ends in <|endoftext|>. A `Stream` on the
-device yields rows of any length without copies on the CPU.
+Contract: a stream is a flat uint16 array; bits 0-11 are the token id, bit 15 says that the token
+counts fully in the loss (all text; in chats only what the assistant writes). Every document ends in
+<|endoftext|>. A `Stream` on the device yields rows of any length without copies on the CPU.
 
     python tools/tiny/data.py WORK/train.jsonl TOKENIZER_FOLDER OUT_FOLDER
 """
@@ -72,7 +72,7 @@ def mark_assistant(ids: np.ndarray, tokenizer: PreTrainedTokenizerFast) -> np.nd
 
 
 def encode_chats(folder: Path, seed: int, count: int) -> np.ndarray:
-    """`count` conversations from one seed, as a stream. Questions of the held-out set are skipped."""
+    """`count` conversations from one seed, as a stream; held-out questions are skipped."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rng = random.Random(seed)
     forbidden = {item.question for item in held_out()}

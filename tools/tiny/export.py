@@ -1,9 +1,9 @@
 """Training parts -> the model folder that ships.
 
-Contract: `export.py PARTS FOLDER` writes model.safetensors (the family's tensor names), config.json and
-generation_config.json beside the tokenizer's files. Matrices and norms are bfloat16; `A_log` and the gated norm's
-weight are float32 like the family's, but hold values that bfloat16 can represent, so a loader that casts them gets
-the same numbers as one that does not.
+Contract: `export.py PARTS FOLDER` writes model.safetensors (the family's tensor names), config.json
+and generation_config.json beside the tokenizer's files. Matrices and norms are bfloat16; `A_log`
+and the gated norm's weight are float32 like the family's, but hold values that bfloat16 can
+represent, so a loader that casts them gets the same numbers as one that does not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Readers: one file of a package -> plain-text documents.
 
-Contract: `READERS[name](path)` yields `(suffix, text)` pairs; a file that holds several documents (a Bible, six
-novels) yields several. No network, no state. `clean` is applied to every text by the caller.
+Contract: `READERS[name](path)` yields `(suffix, text)` pairs; a file that holds several documents
+(a Bible, six novels) yields several. No network, no state. `clean` is applied to every text by the
+caller.
 """
 
 from __future__ import annotations
@@ -72,7 +73,12 @@ _DROP_TAGS = {
     "svg",
     "head",
 }
-_KEEP_TAGS = {"html", "body", "main", "pre"}  # mdBook writes the state of its sidebar as a class of <html>
+_KEEP_TAGS = {
+    "html",
+    "body",
+    "main",
+    "pre",
+}  # mdBook writes the state of its sidebar as a class of <html>
 _DROP_CLASS = re.compile(
     r"\b(sphinxsidebar|footer|related|navheader|navfooter|toc|toctree-wrapper|headerlink|menu|nosearch|sidebar|"
     r"fancy_toc|mobile-nav|nav-chapters|bs-sidenav|breadcrumbs|langs|buttons|admonition-nav)\b"
@@ -112,7 +118,9 @@ class _TextOf(HTMLParser):
         if tag in _VOID:
             return
         named = dict(attrs)
-        furniture = bool(_DROP_CLASS.search(named.get("class") or "")) or named.get("id") in _DROP_ID
+        furniture = (
+            bool(_DROP_CLASS.search(named.get("class") or "")) or named.get("id") in _DROP_ID
+        )
         drop = tag in _DROP_TAGS or (furniture and tag not in _KEEP_TAGS)
         self.open.append((tag, drop))
         self.dropped += drop
@@ -147,7 +155,8 @@ def read_html(path: Path) -> Documents:
     parser = _TextOf()
     parser.feed(path.read_bytes().decode("utf-8", errors="ignore"))
     lines = [line.rstrip() for line in "".join(parser.parts).replace("\u00b6", "").split("\n")]
-    # A space that followed a block tag is layout, not indentation of code (which is two or more wide).
+    # A space that followed a block tag is layout, not indentation of code (which is two or more
+    # wide).
     yield "", "\n".join(line[1:] if re.match(r" \S", line) else line for line in lines)
 
 
@@ -178,7 +187,7 @@ def read_pod(path: Path) -> Documents:
 
 
 def read_bible(path: Path) -> Documents:
-    """One document per chapter group. The file is packed; Debian's `bible` command (bible-kjv) unpacks it."""
+    """One document per five chapters. Debian's `bible` command (bible-kjv) unpacks the file."""
     del path
     run = subprocess.run(
         ["bible", "-f", "gen1:1-rev22:21"], capture_output=True, text=True, check=True
@@ -195,7 +204,7 @@ def read_bible(path: Path) -> Documents:
 
 
 def read_rdata(path: Path) -> Documents:
-    """Chapters of the novels in an R lazy-load database: zlib streams whose CHARSXP records are the lines."""
+    """Chapters of the novels in an R lazy-load database: zlib streams of lines (CHARSXP)."""
     raw = path.read_bytes()
     number = 0
     at = 0
@@ -234,7 +243,7 @@ READERS: dict[str, Callable[[Path], Documents]] = {
 
 
 def clean(text: str) -> str:
-    """UTF-8 text without control characters, with unix line ends and at most one blank line in a row."""
+    """Text without control characters, with unix line ends and single blank lines."""
     text = (
         text.replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ").replace("\ufeff", "")
     )

@@ -1,10 +1,11 @@
 """Fits fla's gated delta rule to the training machine: Hopper with Triton 3.6.
 
-Contract: call `prepare()` before anything imports `fla`, and `patch_backward(compiler)` before training. After that
-each Triton kernel with an autotuner has one launch configuration (trying all of them takes longer than the training
-is given), and the one backward kernel that this Triton compiles wrongly on Hopper, which fla therefore refuses to
-run, is replaced by `chunk_gradients`, the same formula in PyTorch. Both do nothing where fla is not installed.
-`torch_rule()` is transformers' own slow path, the definition that `train.py` checks the fast one against.
+Contract: call `prepare()` before anything imports `fla`, and `patch_backward(compiler)` before
+training. After that each Triton kernel with an autotuner has one launch configuration (trying all
+of them takes longer than the training is given), and the one backward kernel that this Triton
+compiles wrongly on Hopper, which fla therefore refuses to run, is replaced by `chunk_gradients`,
+the same formula in PyTorch. Both do nothing where fla is not installed. `torch_rule()` is
+transformers' own slow path, the definition that `train.py` checks the fast one against.
 """
 
 from __future__ import annotations
@@ -59,11 +60,12 @@ def chunk_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(dq, dk, dw, dg) of one chunk's outputs and final state, for all chunks at once.
 
-    With the chunk's first state h, corrected values v = u - w h and g the log2 decay summed within the chunk:
+    With the chunk's first state h, corrected values v = u - w h and g the log2 decay summed within
+    the chunk:
         o  = scale * ((q 2^g) h + tril(q k' 2^(gi - gj)) v)
         h+ = 2^glast h + (k 2^(glast - g))' v
-    q, k, w, v, do, dv: [B, T, H, D]; g: [B, T, H]; h, dh: [B, T / chunk, H, K, V], dh being the gradient of h+.
-    dg is the gradient with respect to the natural logarithm.
+    q, k, w, v, do, dv: [B, T, H, D]; g: [B, T, H]; h, dh: [B, T / chunk, H, K, V], dh being the
+    gradient of h+. dg is the gradient with respect to the natural logarithm.
     """
     batch, length, heads, _ = q.shape
     dtype = q.dtype
@@ -86,7 +88,8 @@ def chunk_gradients(
     ds = ((do @ v.mT).float() * decay * scale).to(dtype)
     dq = dq_state + (ds @ k).float()
     dk = dk_state + (ds.mT @ q).float()
-    # dg is a difference of large sums that is then summed again: both sides must use the same rounded numbers.
+    # dg is a difference of large sums that is then summed again: both sides must use the same
+    # rounded numbers.
     pair = ds.float() * (q @ k.mT).float()
     tail = (dk_state * k.float()).sum(-1)
     dg = pair.sum(-1) - pair.sum(-2) + (dq_state * q.float()).sum(-1) - tail
@@ -110,11 +113,18 @@ def patch_backward(compiler: Callable[[Any], Any]) -> None:
     gradients = compiler(chunk_gradients)
 
     def chunk_bwd_dqkwg(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, g: torch.Tensor, dv: torch.Tensor, w: torch.Tensor,
-        h: torch.Tensor, do: torch.Tensor, dh: torch.Tensor, scale: float, chunk_size: int, **layout: Any,
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, g: torch.Tensor, dv: torch.Tensor,
+        w: torch.Tensor, h: torch.Tensor, do: torch.Tensor, dh: torch.Tensor, scale: float,
+        chunk_size: int, **layout: Any,
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-        if layout.get("cu_seqlens") is not None or layout.get("state_v_first") or q.shape[2] != v.shape[2]:
-            raise NotImplementedError("only equal lengths, K-first states and as many key as value heads")
+        if (
+            layout.get("cu_seqlens") is not None
+            or layout.get("state_v_first")
+            or q.shape[2] != v.shape[2]
+        ):
+            raise NotImplementedError(
+                "only equal lengths, K-first states and as many key as value heads"
+            )
         return gradients(q, k, v, do, h, dh, w, g, dv, scale, chunk_size)
 
     module.chunk_bwd_dqkwg = chunk_bwd_dqkwg

@@ -1,7 +1,8 @@
-"""Element-wise parts of transformers' Qwen3.5 layers, rewritten so that each compiles to one small kernel.
+"""Element-wise parts of transformers' Qwen3.5 layers, each rewritten to compile to one kernel.
 
-Contract: `patch_leaves(compiler)` replaces the norms, the MLP's activation and the causal convolution inside
-`modeling_qwen3_5` by the functions below; the numbers stay the same up to rounding. Whole layers are not compiled:
+Contract: `patch_leaves(compiler)` replaces the norms, the MLP's activation and the causal
+convolution inside `modeling_qwen3_5` by the functions below; the numbers stay the same up to
+rounding. Whole layers are not compiled:
 that takes minutes, these take seconds.
 """
 
@@ -22,7 +23,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return (wide * (1.0 + weight.float())).to(x.dtype)
 
 
-def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def gated_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
     """y = w * (x * rsqrt(mean(x^2) + eps)) * silu(gate); x, gate: [N, D]."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
@@ -34,7 +37,7 @@ def silu_product(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def shifted_conv(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """silu of the causal depthwise convolution as shifted products; x: [B, C, T], weight: [C, taps]."""
+    """silu of the causal depthwise convolution; x: [B, C, T], weight: [C, taps]."""
     taps, length = weight.shape[-1], x.shape[-1]
     padded = F.pad(x, (taps - 1, 0))
     out = padded[..., :length].float() * weight[:, 0, None].float()
@@ -56,7 +59,9 @@ def patch_leaves(compiler: Callable[[Any], Any]) -> None:
         flat = x.reshape(-1, x.shape[-1])
         return self.down_proj(product(self.gate_proj(flat), self.up_proj(flat))).view(x.shape)
 
-    def causal_conv1d_fn(x: torch.Tensor, weight: torch.Tensor, bias: None, **unused: Any) -> torch.Tensor:
+    def causal_conv1d_fn(
+        x: torch.Tensor, weight: torch.Tensor, bias: None, **unused: Any
+    ) -> torch.Tensor:
         if bias is not None:
             raise NotImplementedError("this family's convolution has no bias")
         return conv(x, weight)

@@ -1,8 +1,8 @@
 """The trainable model: transformers' own Qwen3.5 text model plus the family's MTP head.
 
-Contract: `TinyModel.state_dict()` has the family's names (`model.*`, `lm_head.weight`, `mtp.*`). `forward` gives the
-trunk's hidden states after the final norm; `draft` unrolls the MTP head with the attention pattern that drafting
-has. Nothing here knows about data, losses or schedules.
+Contract: `TinyModel.state_dict()` has the family's names (`model.*`, `lm_head.weight`, `mtp.*`).
+`forward` gives the trunk's hidden states after the final norm; `draft` unrolls the MTP head with
+the attention pattern that drafting has. Nothing here knows about data, losses or schedules.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class MtpHead(nn.Module):
 
     def __init__(self, config: Qwen3_5TextConfig) -> None:
         super().__init__()
-        layer_config = Qwen3_5TextConfig(**{**config.to_dict(), "layer_types": ["full_attention"], "num_hidden_layers": 1})
+        layer_config = Qwen3_5TextConfig(
+            **{**config.to_dict(), "layer_types": ["full_attention"], "num_hidden_layers": 1}
+        )
         layer_config._attn_implementation = "sdpa"
         size, eps = config.hidden_size, config.rms_norm_eps
         self.pre_fc_norm_embedding = qwen.Qwen3_5RMSNorm(size, eps=eps)
@@ -64,7 +66,9 @@ class MtpHead(nn.Module):
         self.norm = qwen.Qwen3_5RMSNorm(size, eps=eps)
 
     def join(self, embedding: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        joined = torch.cat([self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(hidden)], dim=-1)
+        joined = torch.cat(
+            [self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(hidden)], dim=-1
+        )
         return self.fc(joined)
 
 
@@ -92,17 +96,19 @@ class TinyModel(nn.Module):
         return self.model.rotary_emb(like, positions)
 
     def draft_first(self, embedding: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Depth 1 at every position p: embedding of token p+1, the trunk's hidden at p -> [B, T, D]."""
+        """Depth 1 at every p: embedding of token p+1, the trunk's hidden at p -> [B, T, D]."""
         x = self.mtp.join(embedding, hidden)
         x = self.mtp.layers[0](x, position_embeddings=self.rotary(x))
         return self.mtp.norm(x)
 
-    def draft(self, embedding: torch.Tensor, hidden: torch.Tensor, depth: int) -> list[torch.Tensor]:
+    def draft(
+        self, embedding: torch.Tensor, hidden: torch.Tensor, depth: int
+    ) -> list[torch.Tensor]:
         """Depths 1..depth with the exact key pattern of drafting, attention written out.
 
-        Index q of depth d is the draft step at position q that was started d-1 positions before: its h' is depth d-1's
-        output at q-1 and its keys are depth d's at q, depth d-1's at q-1, ..., depth 1's at q-d+1 and before. The
-        first d-1 indices of depth d are not meaningful.
+        Index q of depth d is the draft step at position q that was started d-1 positions before:
+        its h' is depth d-1's output at q-1 and its keys are depth d's at q, depth d-1's at q-1,
+        ..., depth 1's at q-d+1 and before. The first d-1 indices of depth d are not meaningful.
         """
         layer = self.mtp.layers[0]
         attention = layer.self_attn
@@ -126,20 +132,27 @@ class TinyModel(nn.Module):
             keys.append(key)
             values.append(attention.v_proj(normed)[:, None])
             if d == 1:
-                mixed = F.scaled_dot_product_attention(query, key, values[0], is_causal=True, enable_gqa=True)
+                mixed = F.scaled_dot_product_attention(
+                    query, key, values[0], is_causal=True, enable_gqa=True
+                )
             else:
                 mixed = self._mixed_attention(query, keys, values, step)
             mixed = mixed.transpose(1, 2).reshape(batch, length, heads * size)
-            x = x + attention.o_proj(mixed * torch.sigmoid(gate.reshape(batch, length, heads * size)))
+            x = x + attention.o_proj(
+                mixed * torch.sigmoid(gate.reshape(batch, length, heads * size))
+            )
             x = x + layer.mlp(layer.post_attention_layernorm(x))
             outputs.append(self.mtp.norm(x))
         return outputs
 
     @staticmethod
     def _mixed_attention(
-        query: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor], step: torch.Tensor
+        query: torch.Tensor,
+        keys: list[torch.Tensor],
+        values: list[torch.Tensor],
+        step: torch.Tensor,
     ) -> torch.Tensor:
-        """Depth d = len(keys): columns 0..T-1 are depth 1's keys, the last d-1 columns the draft's own."""
+        """Columns 0..T-1 are depth 1's keys, the last len(keys)-1 columns the draft's own."""
         d, length = len(keys), query.shape[2]
         scale = query.shape[-1] ** -0.5
         old = (query @ keys[0].transpose(2, 3)).float() * scale

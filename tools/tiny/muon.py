@@ -1,7 +1,8 @@
 """Muon for the matrices inside the layers, AdamW for everything else.
 
-Contract: `Muon(groups)` updates stacks of equally shaped matrices at once; `optimizers(model)` splits the parameters.
-Momentum with Nesterov, orthogonalised by five Newton-Schulz steps in bf16, decoupled weight decay.
+Contract: `Muon(groups)` updates stacks of equally shaped matrices at once; `optimizers(model)`
+splits the parameters. Momentum with Nesterov, orthogonalised by five Newton-Schulz steps in bf16,
+decoupled weight decay.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ def orthogonalise(stack: torch.Tensor) -> torch.Tensor:
 
 class Muon(torch.optim.Optimizer):
     def __init__(
-        self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.05
+        self,
+        params: list[nn.Parameter],
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.05,
     ) -> None:
         by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
         for p in params:

@@ -1,13 +1,15 @@
 """Seeded arithmetic word problems in GSM8K's answer format, and the held-out set of 300.
 
-Contract: `problem(rng)` is a pure function of the random state. Answers are worked steps with calculator
-annotations (`12 + 7 = <<12+7=19>>19`) and end in `#### N`, N a non-negative integer. `conversation` wraps a problem as
-chat messages with or without reasoning. Training draws from seeds below HELD_OUT_SEED, the held-out set from seeds
-at and above it; `held_out()` is the set itself, so a training set can be checked against its questions.
+Contract: `problem(rng)` is a pure function of the random state. Answers are worked steps with
+calculator annotations (`12 + 7 = <<12+7=19>>19`) and end in `#### N`, N a non-negative integer.
+`conversation` wraps a problem as chat messages with or without reasoning. Training draws from seeds
+below HELD_OUT_SEED, the held-out set from seeds at and above it; `held_out()` is the set itself, so
+a training set can be checked against its questions.
 
     python tools/tiny/problems.py --out evals/src/bytebound_evals/data/problems.jsonl
 """
 
+# ruff: noqa: SIM905 -- word lists read better as sentences
 from __future__ import annotations
 
 import argparse
@@ -20,13 +22,28 @@ from pathlib import Path
 HELD_OUT_SEED = 1_000_000_000
 HELD_OUT_COUNT = 300
 
-NAMES = """Ada Ben Clara Dan Emma Finn Grace Hugo Ida Jack Kira Leo Mia Noah Olga Paul Rosa Sam Tina Umar Vera Will Yara
-Zoe Amir Bella Carl Diana Eric Fatima George Hannah Ivan Julia Kevin Laura Marco Nina Oscar Priya""".split()
-OBJECTS = """apples pears marbles stickers coins books pencils cards shells stamps cookies buttons balloons oranges
-stones toys beads tickets eggs flowers peanuts ribbons photos badges candles crayons plums lemons""".split()
+NAMES = """Ada Ben Clara Dan Emma Finn Grace Hugo Ida Jack Kira Leo Mia Noah Olga Paul Rosa Sam
+Tina Umar Vera Will Yara Zoe Amir Bella Carl Diana Eric Fatima George Hannah Ivan Julia Kevin Laura
+Marco Nina Oscar Priya""".split()
+OBJECTS = """apples pears marbles stickers coins books pencils cards shells stamps cookies buttons
+balloons oranges stones toys beads tickets eggs flowers peanuts ribbons photos badges candles
+crayons plums lemons""".split()
 CONTAINERS = "boxes bags baskets jars crates trays packs".split()
 PLACES = "shop market school library park farm kitchen garage".split()
-GOODS = ("notebook", "pen", "sandwich", "ticket", "cap", "toy car", "lamp", "mug", "ball", "poster", "cake", "map")
+GOODS = (
+    "notebook",
+    "pen",
+    "sandwich",
+    "ticket",
+    "cap",
+    "toy car",
+    "lamp",
+    "mug",
+    "ball",
+    "poster",
+    "cake",
+    "map",
+)
 ANIMALS = (("chickens", 2), ("cows", 4), ("spiders", 8), ("ants", 6), ("dogs", 4), ("ducks", 2))
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 
@@ -69,19 +86,40 @@ def _story(rng: random.Random, work: Work) -> str:
     things = rng.choice(OBJECTS)
     place = rng.choice(PLACES)
     now = rng.randint(5, 60)
-    text = [rng.choice((f"{name} has {now} {things}.", f"{name} starts with {now} {things}.",
-                        f"There are {now} {things} on the table of {name}."))]
+    text = [
+        rng.choice(
+            (
+                f"{name} has {now} {things}.",
+                f"{name} starts with {now} {things}.",
+                f"There are {now} {things} on the table of {name}.",
+            )
+        )
+    ]
     for _ in range(rng.randint(1, 3)):
         event = rng.choice(("gain", "gain", "lose", "lose", "times", "split"))
         if event == "gain":
             n = rng.randint(2, 40)
-            text.append(rng.choice((f"{name} buys {n} more {things} at the {place}.", f"{other} gives {name} {n} more.",
-                                    f"Then {name} finds {n} {things} near the {place}.")))
+            text.append(
+                rng.choice(
+                    (
+                        f"{name} buys {n} more {things} at the {place}.",
+                        f"{other} gives {name} {n} more.",
+                        f"Then {name} finds {n} {things} near the {place}.",
+                    )
+                )
+            )
             now = work.do(f"{name} now has", now, "+", n, things)
         elif event == "lose" and now > 3:
             n = rng.randint(1, now - 1)
-            text.append(rng.choice((f"{name} gives {n} of them to {other}.", f"{name} loses {n} {things}.",
-                                    f"{name} sells {n} {things} at the {place}.")))
+            text.append(
+                rng.choice(
+                    (
+                        f"{name} gives {n} of them to {other}.",
+                        f"{name} loses {n} {things}.",
+                        f"{name} sells {n} {things} at the {place}.",
+                    )
+                )
+            )
             now = work.do(f"{name} has left", now, "-", n, things)
         elif event == "times" and now <= 40:
             n = rng.choice((2, 2, 3))
@@ -95,8 +133,15 @@ def _story(rng: random.Random, work: Work) -> str:
         n = rng.randint(2, 30)
         text.append(f"{other} gives {name} {n} more.")
         work.do(f"{name} now has", now, "+", n, things)
-    text.append(rng.choice((f"How many {things} does {name} have now?", f"How many {things} does {name} have in the end?",
-                            f"How many {things} are left with {name}?")))
+    text.append(
+        rng.choice(
+            (
+                f"How many {things} does {name} have now?",
+                f"How many {things} does {name} have in the end?",
+                f"How many {things} are left with {name}?",
+            )
+        )
+    )
     return " ".join(text)
 
 
@@ -104,9 +149,13 @@ def _containers(rng: random.Random, work: Work) -> str:
     name = rng.choice(NAMES)
     things, boxes = rng.choice(OBJECTS), rng.choice(CONTAINERS)
     n, per = rng.randint(2, 9), rng.randint(2, 15)
-    text = rng.choice((f"{name} has {n} {boxes} with {per} {things} in each.",
-                       f"There are {n} {boxes}, and each holds {per} {things}. They belong to {name}.",
-                       f"{name} fills {n} {boxes} with {per} {things} each."))
+    text = rng.choice(
+        (
+            f"{name} has {n} {boxes} with {per} {things} in each.",
+            f"There are {n} {boxes}, and each holds {per} {things}. They belong to {name}.",
+            f"{name} fills {n} {boxes} with {per} {things} each.",
+        )
+    )
     total = work.do(f"The {boxes} hold", n, "*", per, things)
     ending = rng.randrange(3)
     if ending == 0:
@@ -165,33 +214,53 @@ def _compare(rng: random.Random, work: Work) -> str:
     if kind == 0:
         b = work.do(f"{other} has", a, "+", d, things)
         work.do("Together they have", a, "+", b, things)
-        return (f"{name} has {a} {things}. {other} has {d} more {things} than {name}. "
-                f"How many {things} do they have together?")
+        return (
+            f"{name} has {a} {things}. {other} has {d} more {things} than {name}. "
+            f"How many {things} do they have together?"
+        )
     if kind == 1:
         a += d
         b = work.do(f"{other} has", a, "-", d, things)
         work.do("Together they have", a, "+", b, things)
-        return (f"{name} has {a} {things}. {other} has {d} fewer {things} than {name}. "
-                f"How many {things} do they have together?")
+        return (
+            f"{name} has {a} {things}. {other} has {d} fewer {things} than {name}. "
+            f"How many {things} do they have together?"
+        )
     if kind == 2:
         a, n = rng.randint(2, 20), rng.randint(2, 5)
         b = work.do(f"{other} has", n, "*", a, things)
         if rng.random() < 0.5:
             work.do("The difference is", b, "-", a, things)
-            return (f"{name} has {a} {things}. {other} has {n} times as many. "
-                    f"How many more {things} does {other} have than {name}?")
+            return (
+                f"{name} has {a} {things}. {other} has {n} times as many. "
+                f"How many more {things} does {other} have than {name}?"
+            )
         work.do("Together they have", a, "+", b, things)
-        return f"{name} has {a} {things}. {other} has {n} times as many. How many {things} do they have together?"
+        return (
+            f"{name} has {a} {things}. {other} has {n} times as many. "
+            f"How many {things} do they have together?"
+        )
     work.do("The difference is", a + d, "-", a, things)
-    return f"{name} has {a + d} {things} and {other} has {a} {things}. How many more {things} does {name} have?"
+    return (
+        f"{name} has {a + d} {things} and {other} has {a} {things}. "
+        f"How many more {things} does {name} have?"
+    )
 
 
 def _rate(rng: random.Random, work: Work) -> str:
     name = rng.choice(NAMES)
     rate, time = rng.randint(2, 15), rng.randint(2, 9)
-    verb, unit, span = rng.choice((
-        ("reads", "pages", "day"), ("walks", "miles", "day"), ("earns", "dollars", "hour"), ("paints", "chairs", "day"),
-        ("bakes", "cakes", "hour"), ("writes", "letters", "week"), ("plants", "trees", "day")))
+    verb, unit, span = rng.choice(
+        (
+            ("reads", "pages", "day"),
+            ("walks", "miles", "day"),
+            ("earns", "dollars", "hour"),
+            ("paints", "chairs", "day"),
+            ("bakes", "cakes", "hour"),
+            ("writes", "letters", "week"),
+            ("plants", "trees", "day"),
+        )
+    )
     done = work.do(f"In {time} {span}s that makes", rate, "*", time, unit)
     text = f"{name} {verb} {rate} {unit} every {span} for {time} {span}s."
     if rng.random() < 0.4:
@@ -201,7 +270,9 @@ def _rate(rng: random.Random, work: Work) -> str:
     if rng.random() < 0.3:
         more = rng.randint(1, 30)
         work.do("The total is", done, "+", more, unit)
-        return f"{text} On the last {span}, {more} {unit} come on top. How many {unit} is that in all?"
+        return (
+            f"{text} On the last {span}, {more} {unit} come on top. How many {unit} is that in all?"
+        )
     return f"{text} How many {unit} is that in all?"
 
 
@@ -214,7 +285,13 @@ def _days(rng: random.Random, work: Work) -> str:
     verb = rng.choice(("collects", "sells", "counts", "packs"))
     total = counts[0]
     for i, n in enumerate(counts[1:]):
-        total = work.do("After the next day the sum is" if i else "The first two days make", total, "+", n, things)
+        total = work.do(
+            "After the next day the sum is" if i else "The first two days make",
+            total,
+            "+",
+            n,
+            things,
+        )
     listed = ", ".join(parts[:-1]) + " and " + parts[-1]
     return f"{name} {verb} {listed}. How many {things} is that in total?"
 
@@ -225,8 +302,10 @@ def _legs(rng: random.Random, work: Work) -> str:
     x = work.do(f"The {a} have", n, "*", la, "legs")
     y = work.do(f"The {b} have", m, "*", lb, "legs")
     work.do("Together they have", x, "+", y, "legs")
-    return (f"On a farm there are {n} {a} with {la} legs each and {m} {b} with {lb} legs each. "
-            f"How many legs are there in total?")
+    return (
+        f"On a farm there are {n} {a} with {la} legs each and {m} {b} with {lb} legs each. "
+        f"How many legs are there in total?"
+    )
 
 
 def _age(rng: random.Random, work: Work) -> str:
@@ -235,7 +314,10 @@ def _age(rng: random.Random, work: Work) -> str:
     b = work.do(f"Today {other} is", a, "+", d, "years old")
     if rng.random() < 0.5:
         work.do(f"In {later} years {other} will be", b, "+", later, "years old")
-        return f"{name} is {a} years old. {other} is {d} years older. How old will {other} be in {later} years?"
+        return (
+            f"{name} is {a} years old. {other} is {d} years older. "
+            f"How old will {other} be in {later} years?"
+        )
     return f"{name} is {a} years old. {other} is {d} years older than {name}. How old is {other}?"
 
 
@@ -257,8 +339,21 @@ def _bare(rng: random.Random, work: Work) -> str:
 
 
 TEMPLATES: tuple[Callable[[random.Random, Work], str], ...] = (
-    _story, _story, _story, _containers, _containers, _shopping, _sharing, _compare, _compare, _rate, _days, _legs, _age,
-    _bare)
+    _story,
+    _story,
+    _story,
+    _containers,
+    _containers,
+    _shopping,
+    _sharing,
+    _compare,
+    _compare,
+    _rate,
+    _days,
+    _legs,
+    _age,
+    _bare,
+)
 
 
 def problem(rng: random.Random) -> Problem:
@@ -266,12 +361,14 @@ def problem(rng: random.Random) -> Problem:
     work = Work()
     question = rng.choice(TEMPLATES)(rng, work)
     answer = "\n".join(work.steps) + f"\n#### {work.value}"
-    reasoning = "We need these steps: " + ", then ".join(work.plain) + f". So the answer is {work.value}."
+    reasoning = (
+        "We need these steps: " + ", then ".join(work.plain) + f". So the answer is {work.value}."
+    )
     return Problem(question, answer, reasoning)
 
 
 def conversation(item: Problem, thinking: bool) -> list[dict[str, str]]:
-    """Chat messages; without thinking the reasoning is left out and the template writes an empty think block."""
+    """Chat messages; without thinking the template writes an empty think block."""
     reply = {"role": "assistant", "content": item.answer}
     if thinking:
         reply["reasoning_content"] = item.reasoning
@@ -290,7 +387,9 @@ def held_out() -> list[Problem]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,9 @@
 """Sources of the training corpus: which package, which files in it, under which licence.
 
-Contract: a table, no code that fetches. Every source is a named package of Debian or PyPI under a licence that
-allows use and redistribution without copyleft (public domain, PSF, BSD, MIT, Apache-2.0, PostgreSQL, Artistic).
-`prose`, `docs` and `code` are the three kinds that the training mixture weighs.
+Contract: a table, no code that fetches. Every source is a named package of Debian or PyPI under a
+licence that allows use and redistribution without copyleft (public domain, PSF, BSD, MIT,
+Apache-2.0, PostgreSQL, Artistic). `prose`, `docs` and `code` are the three kinds that the training
+mixture weighs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Client = Literal["deb", "wheel", "sdist"]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One package. `files` are globs below its root; `reader` names a function of `extract.READERS`."""
+    """One package. `files` are globs below its root; `reader` is a key of `extract.READERS`."""
 
     package: str
     client: Client

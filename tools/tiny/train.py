@@ -1,11 +1,11 @@
-"""Trains the model "tiny" on one GPU, trunk and MTP head together, within a given number of minutes.
+"""Trains the model "tiny" on one GPU, trunk and MTP head together, in a given number of minutes.
 
 Contract: reads the streams of `data.py`, makes the conversations itself, and writes to OUT
     part-K.safetensors   float32 weights in the family's names, each part below 15 MiB
     training.json        settings, throughput, loss curve
-`--resume OUT` starts from such parts (weights only; the optimiser starts anew). The schedule follows the clock: a short
-warm-up, a constant rate, then linear to zero at `--minutes`. The last `--long-share` of the time uses rows of
-`--long` tokens.
+`--resume OUT` starts from such parts (weights only; the optimiser starts anew). The schedule
+follows the clock: a short warm-up, a constant rate, then linear to zero at `--minutes`. The last
+`--long-share` of the time uses rows of `--long` tokens.
 
     python tools/tiny/train.py --data .data/corpus --tokenizer FOLDER --out OUT --minutes 8.5
 """
@@ -27,11 +27,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from data import KINDS, Stream, encode_chats, encode_chats_parallel, load_corpus, split_rows
+from export import load_parts
 from kernels import patch_backward, torch_rule
 from leaves import patch_leaves
 from model import TinyModel, tiny_config
 from muon import optimizers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import AutoTokenizer
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 
@@ -62,12 +63,16 @@ class Settings:
     mtp_depth: int = 4
     mtp_rows: int = 8  # rows that depths 2 and more see
     mtp_length: int = 1024
-    mtp_hard: float = 0.2  # of the MTP loss: the true next token; the rest: the trunk's distribution
+    mtp_hard: float = (
+        0.2  # of the MTP loss: the true next token; the rest: the trunk's distribution
+    )
     chat_count: int = 600_000
     seed: int = 1
 
 
-def token_loss(hidden: torch.Tensor, head: torch.Tensor, target: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def token_loss(
+    hidden: torch.Tensor, head: torch.Tensor, target: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
     """Weighted mean cross-entropy; hidden: [N, D]."""
     logits = F.linear(hidden, head.to(hidden.dtype)).float()
     loss = F.cross_entropy(logits, target, reduction="none")
@@ -82,7 +87,7 @@ def draft_loss(
     weight: torch.Tensor,
     hard: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(loss, agreement of the argmax): distillation from the trunk's hidden states plus the true token; [N, D]."""
+    """(loss, agreement of the argmax) of drafts [N, D] with the trunk's next hidden states."""
     head = head.to(draft.dtype)
     with torch.no_grad():
         wanted = F.linear(teacher, head).float()
@@ -106,7 +111,14 @@ def leaf_compiler(wanted: bool) -> Compiler:
 
 
 class Trainer:
-    def __init__(self, settings: Settings, streams: dict[str, Stream], model: TinyModel, device: str, compiler: Compiler):
+    def __init__(
+        self,
+        settings: Settings,
+        streams: dict[str, Stream],
+        model: TinyModel,
+        device: str,
+        compiler: Compiler,
+    ):
         self.s = settings
         self.streams = streams
         self.model = model
@@ -123,7 +135,9 @@ class Trainer:
         numbers = {kind: int(value) for kind, value in exact.items()}
         # What rounding leaves over goes to random kinds, in proportion to their fractions.
         fractions = torch.tensor([exact[kind] - numbers[kind] for kind in shares]) + 1e-6
-        for index in torch.multinomial(fractions, count - sum(numbers.values()), replacement=True).tolist():
+        for index in torch.multinomial(
+            fractions, count - sum(numbers.values()), replacement=True
+        ).tolist():
             numbers[list(shares)[index]] += 1
         rows = [self.streams[kind].rows(n, length + LOOKAHEAD) for kind, n in numbers.items() if n]
         mixed = torch.cat(rows)
@@ -143,11 +157,14 @@ class Trainer:
             following = model.embed(ids[:, 1 : length + 1], self.dtype)
             drafts = [model.draft_first(following, hidden)]
             rows, span = min(s.mtp_rows, len(ids)), min(s.mtp_length, length)
-            deeper = model.draft(following[:rows, :span].contiguous(), hidden[:rows, :span].contiguous(), s.mtp_depth)
+            deeper = model.draft(
+                following[:rows, :span].contiguous(), hidden[:rows, :span].contiguous(), s.mtp_depth
+            )
             drafts += deeper[1:]
             total, logs = trunk, {"loss": trunk.detach()}
             for d, draft in enumerate(drafts, start=1):
-                # Index q drafts token q+2, which the trunk predicts at q+1; the first d-1 indices mean nothing.
+                # Index q drafts token q+2, which the trunk predicts at q+1; the first d-1 indices
+                # mean nothing.
                 n, t = draft.shape[:2]
                 teacher = hidden[:n, 1:t].detach().flatten(0, 1)
                 mask = weight[:n, 2 : t + 1].clone()
@@ -171,10 +188,12 @@ class Trainer:
         for length in dict.fromkeys((self.s.length, self.s.long)):
             begun = time.time()
             loss = self.step(length)["loss"].item()
-            print(f"first step of {length}: loss {loss:.3f}, {time.time() - begun:.1f} s", flush=True)
+            print(
+                f"first step of {length}: loss {loss:.3f}, {time.time() - begun:.1f} s", flush=True
+            )
 
     def check_rule(self) -> None:
-        """Compares the fast gated delta rule's gradients with transformers' slow path; falls back to it."""
+        """Compares the fast gated delta rule with transformers' slow one; falls back to it."""
         ids, _ = self.batch(512)
         ids = ids[:8]
         fast, found = qwen.torch_chunk_gated_delta_rule, []
@@ -183,12 +202,19 @@ class Trainer:
             with torch.autocast(self.device, dtype=self.dtype):
                 hidden = self.model(ids[:, :512], self.dtype)
                 loss = token_loss(
-                    hidden.flatten(0, 1), self.model.lm_head.weight, ids[:, 1:513].flatten(), torch.ones_like(ids[:, :512]).flatten()
+                    hidden.flatten(0, 1),
+                    self.model.lm_head.weight,
+                    ids[:, 1:513].flatten(),
+                    torch.ones_like(ids[:, :512]).flatten(),
                 )
             loss.backward()
-            found.append({n: p.grad.clone() for n, p in self.model.named_parameters() if p.grad is not None})
+            found.append(
+                {n: p.grad.clone() for n, p in self.model.named_parameters() if p.grad is not None}
+            )
             self.model.zero_grad(set_to_none=True)
-        errors = {n: ((found[0][n] - g).norm() / (g.norm() + 1e-12)).item() for n, g in found[1].items()}
+        errors = {
+            n: ((found[0][n] - g).norm() / (g.norm() + 1e-12)).item() for n, g in found[1].items()
+        }
         whole = math.sqrt(
             sum((found[0][n] - g).square().sum().item() for n, g in found[1].items())
             / sum(g.square().sum().item() for g in found[1].values())
@@ -227,21 +253,20 @@ def save_parts(model: TinyModel, out: Path) -> None:
         save_file(part, out / f"part-{index}.safetensors")
 
 
-def load_parts(folder: Path) -> dict[str, torch.Tensor]:
-    weights: dict[str, torch.Tensor] = {}
-    for path in sorted(folder.glob("part-*.safetensors")):
-        weights |= load_file(path)
-    return weights
-
-
-def load_streams(args: argparse.Namespace, s: Settings) -> tuple[dict[str, Stream], Future[np.ndarray]]:
+def load_streams(
+    args: argparse.Namespace, s: Settings
+) -> tuple[dict[str, Stream], Future[np.ndarray]]:
     """The streams, with a few conversations to begin with, and the promise of all of them."""
     end = AutoTokenizer.from_pretrained(args.tokenizer).convert_tokens_to_ids("<|endoftext|>")
     workers = max(1, (os.cpu_count() or 2) // 2)  # the compiler needs the cores meanwhile
-    full = ThreadPoolExecutor(1).submit(encode_chats_parallel, args.tokenizer, s.seed * 1000, s.chat_count, workers)
+    full = ThreadPoolExecutor(1).submit(
+        encode_chats_parallel, args.tokenizer, s.seed * 1000, s.chat_count, workers
+    )
     with ThreadPoolExecutor() as pool:
         jobs = {kind: pool.submit(load_corpus, args.data / f"{kind}.xz") for kind in KINDS}
-        streams = {kind: Stream.load(job.result(), end, 0.25, args.device) for kind, job in jobs.items()}
+        streams = {
+            kind: Stream.load(job.result(), end, 0.25, args.device) for kind, job in jobs.items()
+        }
     first = encode_chats(args.tokenizer, s.seed * 1000 - 1, min(2000, s.chat_count))
     streams["chats"] = Stream.load(first, end, 1.0, args.device)
     return streams, full
@@ -264,6 +289,9 @@ def train(args: argparse.Namespace, s: Settings) -> None:
         model.load_state_dict(load_parts(args.resume))
     model.to(args.device).train()
     trainer = Trainer(s, streams, model, args.device, compiler)
+    if args.device == "cuda":
+        trainer.warm()
+        trainer.check_rule()
     budget = s.minutes * 60
     started = time.time() - begun
     curve: list[dict[str, float]] = []
@@ -286,21 +314,31 @@ def train(args: argparse.Namespace, s: Settings) -> None:
             now = time.time()
             speed = (step - mark_step) * s.tokens_per_step / (now - mark)
             mark, mark_step = now, step
-            curve.append({"step": step, "seconds": round(now - begun, 1), "length": length, "rate": round(rate, 4), **row})
+            curve.append(
+                {
+                    "step": step,
+                    "seconds": round(now - begun, 1),
+                    "length": length,
+                    "rate": round(rate, 4),
+                    **row,
+                }
+            )
             print(json.dumps(curve[-1] | {"tokens_per_second": round(speed)}), flush=True)
             if now - saved > SAVE_SECONDS:
                 save_parts(model, args.out)
                 saved = now
             if not math.isfinite(row["loss"]):
                 raise RuntimeError("the loss is not finite")
-    if args.device == "cuda":
+    on_gpu = args.device == "cuda"
+    if on_gpu:
         torch.cuda.synchronize()
     save_parts(model, args.out)
     record = {
-        "settings": asdict(s), "steps": step, "tokens": tokens, "seconds": round(time.time() - begun, 1),
+        "settings": asdict(s), "steps": step, "tokens": tokens,
+        "seconds": round(time.time() - begun, 1),
         "stream_tokens": counts, "parameters": sum(p.numel() for p in model.parameters()),
-        "torch": torch.__version__, "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
-        "peak_memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1) if args.device == "cuda" else None,
+        "torch": torch.__version__, "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "peak_memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1) if on_gpu else None,
         "resumed": bool(args.resume), "curve": curve,
     }  # fmt: skip
     (args.out / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -308,7 +346,9 @@ def train(args: argparse.Namespace, s: Settings) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -318,7 +358,9 @@ def main() -> None:
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--max-steps", type=int, default=-1)
     parser.add_argument("--log-every", type=int, default=50)
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="override a setting")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="NAME=VALUE", help="override a setting"
+    )
     args = parser.parse_args()
     settings = Settings(minutes=args.minutes)
     for item in args.set:
