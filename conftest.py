@@ -27,7 +27,7 @@ def cuda_problem() -> str | None:
         return "bytebound-kernels is not installed"
     import bytebound_kernels
 
-    return None if bytebound_kernels.is_available() else bytebound_kernels.cuda_status()
+    return bytebound_kernels.cuda_problem()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
