@@ -61,6 +61,7 @@ def test_prompts_that_cannot_be(run: Run, folders: Folders, tmp_path: Path) -> N
     latin.write_bytes("prêt".encode("latin-1"))
     refuse(words=["--prompt", "exactly one"])
     refuse("-p", "", words=["empty"])
+    refuse("-p", "a\udcff", words=["--prompt is not UTF-8", "byte 1 is 0xff"])
     refuse("-p", "fox " * 5000, words=["4096", "max_len"])
     refuse("-p", "fox " * 50, "--max-len", 20, words=["20"])
     refuse("--ids", "1 two", words=["'two'"])

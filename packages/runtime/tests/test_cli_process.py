@@ -47,6 +47,18 @@ def test_a_reader_that_leaves_ends_it_quietly(folders: Folders) -> None:
     assert err == b""
 
 
+def test_closed_streams_are_no_crash(folders: Folders) -> None:
+    script = 'exec "$@" <&- >&-'
+    request = ["generate", "-m", str(folders.text), "-p", "-"]
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *COMMAND, *request], stderr=subprocess.PIPE, timeout=120
+    )
+    assert done.returncode == 2
+    assert done.stderr.decode().splitlines() == [
+        "bytebound: error: the prompt is empty; at least one token id is needed"
+    ]
+
+
 def test_nothing_but_our_own_line_on_stderr(folders: Folders) -> None:
     done = subprocess.run(
         [*COMMAND, "generate", "-m", str(folders.text), "-p", "fox", "--max-tokens", "2"],

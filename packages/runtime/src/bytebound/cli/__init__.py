@@ -16,6 +16,7 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line, ``sys.argv`` by default, and return its exit code."""
+    _replace_closed_streams()
     _quiet_libraries()
     _never_fail_to_encode()
     try:
@@ -24,6 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:  # not inside an answer: while loading, or waiting for input
         return 128 + signal.SIGINT
+
+
+def _replace_closed_streams() -> None:
+    """Python leaves None where the caller closed a stream (``>&-``); such output is not wanted."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _quiet_libraries() -> None:

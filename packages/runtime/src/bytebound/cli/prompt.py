@@ -22,7 +22,8 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
             ) from error
     if prompt == STDIN:
         return decoded(sys.stdin.buffer.read(), "stdin")
-    return prompt or ""
+    # Python keeps bytes of an argument that are no UTF-8 as halves of surrogate pairs.
+    return decoded((prompt or "").encode("utf-8", "surrogateescape"), "--prompt")
 
 
 def decoded(data: bytes, where: str) -> str:

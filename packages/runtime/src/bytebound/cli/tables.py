@@ -112,9 +112,16 @@ def _lines(report: dict[str, Any]) -> Iterable[tuple[str, str]]:
     yield "MTP head", _yes(weights["mtp"])
     yield "tokenizer", _yes(text["tokenizer"])
     yield "chat template", _yes(text["chat_template"])
-    defaults = {name: value for name, value in config["generation"].items() if value is not None}
-    yield "sampling", ", ".join(f"{name} {value}" for name, value in defaults.items()) or "greedy"
+    yield "sampling", _sampling(config["generation"])
     yield "end tokens", ", ".join(map(str, config["eos_token_ids"])) or "none in the config"
+
+
+def _sampling(generation: dict[str, Any]) -> str:
+    """What the generation config asks for; without it, or with do_sample false, greedy."""
+    given = {name: value for name, value in generation.items() if value is not None}
+    if given.pop("do_sample", None) is False:
+        given = {name: given[name] for name in given if name == "repetition_penalty"}
+    return ", ".join(f"{name} {value}" for name, value in given.items()) or "greedy"
 
 
 def _yes(there: bool) -> str:
