@@ -1,11 +1,12 @@
 import json
+import re
 from collections.abc import Callable
 from importlib import resources
+from pathlib import Path
 
 import pytest
 from bytebound_evals import DataError, Problem, arithmetic_problems, data, heldout_text
 
-DATA = resources.files("bytebound_evals") / "data"
 GOOD = '{"question": "Ann has 2 pears and buys 3. How many?", "answer": "2 + 3 = 5\\n#### 5"}'
 
 
@@ -61,14 +62,45 @@ def test_an_empty_file_is_an_error() -> None:
         data.parse_problems("", source="made-up.jsonl")
 
 
+def test_the_shipped_text_is_long_and_of_several_kinds() -> None:
+    text = heldout_text()
+    assert len(text) > 100_000
+    assert "the LORD" in text
+    assert "def " in text
+    assert "\r" not in text
+
+
+def test_each_shipped_problem_ends_in_one_whole_number() -> None:
+    problems = arithmetic_problems()
+    assert len(problems) >= 200
+    for problem in problems:
+        assert problem.question.strip() == problem.question
+        assert re.search(r"\n#### -?\d+$", problem.answer), problem
+
+
 @pytest.mark.parametrize(
-    ("name", "read"),
-    [("heldout.txt", heldout_text), ("problems.jsonl", arithmetic_problems)],
-    ids=["text", "problems"],
+    ("name", "content", "read", "message"),
+    [
+        ("heldout.txt", None, heldout_text, "not in this installation"),
+        ("heldout.txt", b" \n", heldout_text, "the file is empty"),
+        ("heldout.txt", b"\xff", heldout_text, "not UTF-8"),
+        ("problems.jsonl", None, arithmetic_problems, "not in this installation"),
+        ("problems.jsonl", b"", arithmetic_problems, "no problem in the file"),
+        ("problems.jsonl", b"{}\n", arithmetic_problems, "line 1: expected the fields"),
+        ("problems.jsonl", b'"\xff"', arithmetic_problems, "not UTF-8"),
+    ],
 )
-def test_shipped_file(name: str, read: Callable[[], object]) -> None:
-    if not DATA.joinpath(name).is_file():
-        with pytest.raises(DataError, match=f"{name}: not in this installation"):
-            read()
-        pytest.skip(f"{name} is not in this tree")
-    assert read()
+def test_a_damaged_installation_names_the_file(
+    name: str,
+    content: bytes | None,
+    read: Callable[[], object],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "data").mkdir()
+    if content is not None:
+        (tmp_path / "data" / name).write_bytes(content)
+    monkeypatch.setattr(resources, "files", lambda package: tmp_path)
+    with pytest.raises(DataError, match=f"^{re.escape(name)}.*{message}"):
+        read()

@@ -1,3 +1,6 @@
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,3 +47,11 @@ def test_the_readme_has_both_commands(name: str, program: str) -> None:
     command = readme_command.find_command(README.read_text(encoding="utf-8"), name)
     assert command.startswith(f"pip install uv && uv run {program}")
     assert "\n" not in command
+
+
+def test_the_python_example_runs() -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", README.read_text("utf-8"), re.M | re.S)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "12 + 7 = " in done.stdout
+    assert "19 apples" in done.stdout
