@@ -15,6 +15,7 @@ from bytebound.errors import CheckpointError, CudaUnavailableError, InvalidSetti
 from bytebound.memory import MemoryPlan, MemorySettings, byte_budget, memory_plan
 from bytebound.names import resolve_model
 from bytebound.reference.executor import PREFILL_CHUNK, ReferenceExecutor
+from bytebound.reference.layout import store_output_major
 from bytebound.reference.rows import MAX_VERIFY_ROWS, WINDOW
 from bytebound.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -83,6 +84,8 @@ def load_engine_parts(
             f"the model only {config.vocab_size}"
         )
     checkpoint = load_checkpoint(folder, config, dtype=kind, device=where, on_progress=on_progress)
+    if where.type == "cpu" and kind == torch.float32:
+        store_output_major(checkpoint.weights)
     with_mtp = checkpoint.weights.mtp is not None
     drafter = _make_draft(draft, checkpoint, config, max_len)
     return EngineParts(

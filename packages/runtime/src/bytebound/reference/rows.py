@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-WINDOW = 16  # rows of every decode pass; more than the 9 rows of 8 drafts and their predecessor
+WINDOW = 12  # rows of every decode pass: 8 drafts and their predecessor, in whole vectors
 MAX_VERIFY_ROWS = 9
 
 
