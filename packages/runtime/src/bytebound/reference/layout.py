@@ -15,4 +15,4 @@ def store_output_major(weights: ModelWeights) -> None:
     for path, tensor in iter_tensors(weights):
         if tensor.dim() != 2 or path.endswith(_GATHERED) or (tied and path == "lm_head"):
             continue
-        tensor.set_(tensor.t().contiguous().t())
+        tensor.data = tensor.t().contiguous().t()
