@@ -37,7 +37,7 @@ class GenerationStats:
     mean_accepted_len: float
     """Tokens gained per step, the target's own one included; 1.0 without drafts."""
     bytes_per_token: float | None = None
-    """Bytes read per emitted token; None where the backend does not count them."""
+    """Bytes that a plain decode step moves at 1,024 cached positions; None where nobody counts."""
     percent_of_limit: float | None = None
     """Share of the device's memory-bandwidth limit reached; None on a CPU."""
 
