@@ -30,20 +30,7 @@ balloons oranges stones toys beads tickets eggs flowers peanuts ribbons photos b
 crayons plums lemons""".split()
 CONTAINERS = "boxes bags baskets jars crates trays packs".split()
 PLACES = "shop market school library park farm kitchen garage".split()
-GOODS = (
-    "notebook",
-    "pen",
-    "sandwich",
-    "ticket",
-    "cap",
-    "toy car",
-    "lamp",
-    "mug",
-    "ball",
-    "poster",
-    "cake",
-    "map",
-)
+GOODS = "notebook,pen,sandwich,ticket,cap,toy car,lamp,mug,ball,poster,cake,map".split(",")
 ANIMALS = (("chickens", 2), ("cows", 4), ("spiders", 8), ("ants", 6), ("dogs", 4), ("ducks", 2))
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 
