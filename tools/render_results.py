@@ -22,8 +22,8 @@ BEGIN = "<!-- results:begin -->"
 END = "<!-- results:end -->"
 NOTHING = "Nothing measured yet: there is no file under `bench/results`."
 SCHEMA = 1
-NOT_RESULTS = ("tiny/corpus",)
-"""Files that lie among the results and measure nothing: the list of what a model was trained on."""
+NOT_RESULTS = ("tiny/corpus", "tiny/training")
+"""Files that lie among the results and are none: what a model was trained on, and the run's log."""
 BETTER = ("higher", "lower")
 TOP_FIELDS = {"schema", "machine", "commit", "command", "metrics"}
 OPTIONAL_TOP_FIELDS = {"wheel", "note"}
