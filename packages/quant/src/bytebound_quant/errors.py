@@ -19,3 +19,19 @@ class ResumeError(DestinationError):
 
 class SettingError(QuantError):
     """A quantization option is unknown, out of range or impossible for this model."""
+
+
+class CalibrationError(QuantError):
+    """Calibration text cannot be read, is too short, empty or all the same, or its options clash."""
+
+
+class HeldoutTextError(CalibrationError):
+    """A calibration source holds text on which quality is measured."""
+
+
+class VocabularyMismatchError(QuantError):
+    """Tokenizer and model, or tokenizer and draft vocabulary, do not belong together."""
+
+
+class DraftVocabError(QuantError):
+    """A draft vocabulary cannot be made as asked, or its file is damaged."""
