@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from bytebound.errors import CheckpointError
-from bytebound.shards import open_shards, read_tensor
+from bytebound.shards import DRAFT_VOCAB_FILE, open_shards, read_tensor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -152,6 +152,13 @@ def test_stray_beside_a_single_file(tmp_path: Path) -> None:
     random_checkpoint(tmp_path)
     (tmp_path / "draft.safetensors").write_bytes(b"x")
     refused(tmp_path, "draft.safetensors")
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_draft_vocabulary_beside_the_weights_is_no_stray(tmp_path: Path, shards: int) -> None:
+    written = random_checkpoint(tmp_path, shards=shards)
+    (tmp_path / DRAFT_VOCAB_FILE).write_bytes(b"x")
+    assert open_shards(tmp_path).keys() == written.tensors.keys()
 
 
 def test_single_file_under_another_name(tmp_path: Path) -> None:

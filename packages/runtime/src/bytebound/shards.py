@@ -3,7 +3,8 @@
 Everything that can be checked without reading weights is checked on opening: the folder holds
 exactly the files that its index names, each is as long as its header says, each tensor is where the
 index says. Reads are plain reads into fresh memory, never a mapping: a file that shrinks meanwhile
-is an error and not a tensor of zeros. Files whose names begin with a dot are not looked at.
+is an error and not a tensor of zeros. Files whose names begin with a dot are not looked at, nor is
+``draft_vocab.safetensors``, which holds ids and no weight.
 """
 
 import ctypes
@@ -22,6 +23,7 @@ from bytebound.errors import CheckpointError
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 SUFFIX = ".safetensors"
+DRAFT_VOCAB_FILE = "draft_vocab.safetensors"  # ids for drafting, no part of the model
 OTHER_FORMATS = (".bin", ".gguf", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".npz", ".onnx")
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -56,7 +58,7 @@ def some(names: list[str], limit: int = 5) -> str:
 def open_shards(folder: Path) -> dict[str, StoredTensor]:
     """All tensors of the folder by name, files and index checked against each other (E32-E34)."""
     present = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    weight_files = [name for name in present if name.endswith(SUFFIX)]
+    weight_files = [name for name in present if name.endswith(SUFFIX) and name != DRAFT_VOCAB_FILE]
     if INDEX_FILE in present:
         return _open_indexed(folder, weight_files)
     if SINGLE_FILE not in weight_files:
