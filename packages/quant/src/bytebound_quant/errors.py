@@ -5,6 +5,30 @@ class QuantError(Exception):
     """Base of every error that this package raises on purpose."""
 
 
+class SchemeError(QuantError):
+    """A field of a quantization scheme, or an option of a method, has a value that is not supported."""
+
+
+class UnsupportedShapeError(QuantError):
+    """A matrix has a shape or a dtype that the scheme cannot store; keep that matrix in 16 bit."""
+
+
+class NonFiniteWeightError(QuantError):
+    """A weight is NaN or infinite."""
+
+
+class ScaleRangeError(QuantError):
+    """A group's weights are too large for a float16 scale."""
+
+
+class CalibrationError(QuantError):
+    """The calibration inputs are empty, not finite, or of another width than the matrix."""
+
+
+class PackedTensorError(QuantError):
+    """Stored 4-bit tensors are missing, unexpected, or contradict each other or the scheme."""
+
+
 class SourceError(QuantError):
     """The source folder is no checkpoint that can be quantized: already quantized, incomplete."""
 
@@ -19,10 +43,6 @@ class ResumeError(DestinationError):
 
 class SettingError(QuantError):
     """A quantization option is unknown, out of range or impossible for this model."""
-
-
-class CalibrationError(QuantError):
-    """Calibration text cannot be read, is too short, empty or all the same, or its options clash."""
 
 
 class HeldoutTextError(CalibrationError):
