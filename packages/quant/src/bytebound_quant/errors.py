@@ -6,7 +6,7 @@ class QuantError(Exception):
 
 
 class SchemeError(QuantError):
-    """A field of a quantization scheme, or an option of a method, has a value that is not supported."""
+    """A field of a scheme or an option of a method has a value that is not supported."""
 
 
 class UnsupportedShapeError(QuantError):
