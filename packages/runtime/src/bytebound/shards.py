@@ -35,6 +35,7 @@ ITEM_BYTES = {
     "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
 FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+READABLE = {**FLOATS, "I32": torch.int32, "I64": torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +111,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 def read_tensor(
     tensor: StoredTensor, file: BinaryIO, on_read: Callable[[int], None] | None = None
 ) -> torch.Tensor:
-    """Read one float tensor into fresh memory, in its stored dtype; ``file`` is unbuffered."""
+    """Read one tensor of a ``READABLE`` dtype into fresh memory; ``file`` is unbuffered."""
     # Memory of torch's own, so that its alignment, and with it the order of sums, never varies.
-    result = torch.empty(tensor.shape, dtype=FLOATS[tensor.dtype])
+    result = torch.empty(tensor.shape, dtype=READABLE[tensor.dtype])
     raw = (ctypes.c_char * tensor.num_bytes).from_address(result.data_ptr())
     view = memoryview(raw)
     done = 0
