@@ -3,10 +3,13 @@
 The set of names and shapes follows from the config and is compared with the file headers before any
 weight is read, so a wrong folder costs no memory. Vision tensors are left in the file and reported.
 Values are converted to the dtype asked for and never otherwise changed; NaN or infinity is refused.
+A matrix stored in 4 bits (``quantized.py``) becomes weights of that dtype as it is read, one matrix
+at a time.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -14,6 +17,7 @@ import torch
 from bytebound import tensor_names as names
 from bytebound.config import LayerType, ModelConfig
 from bytebound.errors import CheckpointError, InvalidSettingError
+from bytebound.quantized import PackedMatrix, find_packed
 from bytebound.shards import FLOATS, StoredTensor, open_shards, read_tensor, some
 from bytebound.tensor_names import Shape
 from bytebound.weights import (
@@ -37,17 +41,45 @@ class Checkpoint:
     skipped: tuple[str, ...]  # vision tensors that were left in the files, by name
     files: tuple[Path, ...]
     bytes_read: int
+    packed: tuple[str, ...] = ()  # weights that were stored in 4 bits, by name
+    bits_per_weight: float = 0.0  # as stored, over everything that was loaded
 
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
     """What the files of a folder hold, by their headers; no weight was read."""
 
-    tensors: Mapping[str, StoredTensor]  # what a load reads
+    tensors: Mapping[str, StoredTensor]  # what a load reads, parts of packed matrices one by one
+    packed: Mapping[str, PackedMatrix]  # by the name of the weight that each stands for
     skipped: Mapping[str, StoredTensor]  # vision tensors
     files: tuple[Path, ...]
     prefix: str  # of the text model's names
     with_mtp: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a load reads."""
+        return sum(one.num_bytes for one in self.tensors.values())
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the model, however they are stored."""
+        parts = {part.name for one in self.packed.values() for part in one.parts.values()}
+        plain = sum(prod(one.shape) for name, one in self.tensors.items() if name not in parts)
+        return plain + sum(prod(one.shape) for one in self.packed.values())
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Stored bits per weight over everything that a load reads."""
+        return 8 * self.num_bytes / self.parameters
+
+    @property
+    def packed_bits_per_weight(self) -> float | None:
+        """The same over the packed matrices alone; None where there is none."""
+        if not self.packed:
+            return None
+        size = sum(one.num_bytes for one in self.packed.values())
+        return 8 * size / sum(prod(one.shape) for one in self.packed.values())
 
 
 def load_checkpoint(
@@ -69,13 +101,15 @@ def load_checkpoint(
     if dtype not in FLOATS.values():
         raise InvalidSettingError(f"dtype is {dtype}; supported are bfloat16, float16 and float32")
     stored = read_headers(folder, config)
-    tensors, bytes_read = _read_all(stored.tensors, dtype, device, on_progress)
+    tensors, bytes_read = _read_all(stored, dtype, device, on_progress)
     head = _head(folder, config, tensors, stored.prefix)
     return Checkpoint(
         weights=_model(config, tensors, stored.prefix, head, stored.with_mtp),
         skipped=tuple(stored.skipped),
         files=stored.files,
         bytes_read=bytes_read,
+        packed=tuple(stored.packed),
+        bits_per_weight=stored.bits_per_weight,
     )
 
 
@@ -94,9 +128,12 @@ def read_headers(folder: Path, config: ModelConfig) -> StoredModel:
         name: stored[name] for name in sorted(stored) if name.startswith(names.VISION_PREFIX)
     }
     wanted = {name: one for name, one in stored.items() if name not in skipped}
-    _check_names_and_shapes(folder, wanted, expected_shapes(config, prefix, with_mtp))
+    expected = expected_shapes(config, prefix, with_mtp)
+    possible = {**expected, **names.head_shape(config)}
+    packed = find_packed(folder, wanted, config.quantization, possible)
+    _check_names_and_shapes(folder, wanted, packed, expected)
     files = tuple(sorted({one.file for one in stored.values()}))
-    return StoredModel(wanted, skipped, files, prefix, with_mtp)
+    return StoredModel(wanted, packed, skipped, files, prefix, with_mtp)
 
 
 def expected_shapes(config: ModelConfig, prefix: str, with_mtp: bool) -> dict[str, Shape]:
@@ -129,24 +166,31 @@ def _has_mtp(folder: Path, config: ModelConfig, stored: Mapping[str, StoredTenso
 
 
 def _check_names_and_shapes(
-    folder: Path, stored: Mapping[str, StoredTensor], expected: Mapping[str, Shape]
+    folder: Path,
+    stored: Mapping[str, StoredTensor],
+    packed: Mapping[str, PackedMatrix],
+    expected: Mapping[str, Shape],
 ) -> None:
-    missing = [name for name in expected if name not in stored]
+    missing = [name for name in expected if name not in stored and name not in packed]
     if missing:
         hint = ""
         if missing == [names.HEAD]:
             hint = "; set tie_word_embeddings to true only if the model was trained that way"
         raise CheckpointError(f"{folder}: {some(missing)} missing from the files{hint}")
+    parts = {part.name for one in packed.values() for part in one.parts.values()}
+    plain = {name: one for name, one in stored.items() if name not in parts}
     # A tied model may still store its head; whether the copy is one is seen once both are read.
-    unknown = [name for name in stored if name not in expected and name != names.HEAD]
+    unknown = [name for name in plain if name not in expected and name != names.HEAD]
     if unknown:
         raise CheckpointError(
             f"{folder}: the files hold {some(unknown)}, which this config has no place for; "
             "config and weights are not of one model"
         )
     # In the order of the layers, so that the first mistake named is the first one met.
-    for name in [*expected, *(stored.keys() - expected.keys())]:
-        tensor = stored[name]
+    for name in [*expected, *(plain.keys() - expected.keys())]:
+        if name in packed:
+            continue  # its parts were held against the same shape
+        tensor = plain[name]
         shape = expected.get(name, tensor.shape)
         if tensor.shape != shape:
             raise CheckpointError(
@@ -161,12 +205,12 @@ def _check_names_and_shapes(
 
 
 def _read_all(
-    wanted: Mapping[str, StoredTensor],
+    stored: StoredModel,
     dtype: torch.dtype,
     device: torch.device,
     on_progress: Progress | None,
 ) -> tuple[dict[str, torch.Tensor], int]:
-    total = sum(one.num_bytes for one in wanted.values())
+    total = stored.num_bytes
     done = 0
 
     def advance(count: int) -> None:
@@ -175,10 +219,17 @@ def _read_all(
         if on_progress is not None:
             on_progress(done, total)
 
+    owners = {
+        part.name: (matrix, tail)
+        for matrix in stored.packed.values()
+        for tail, part in matrix.parts.items()
+    }
+    waiting: dict[str, dict[str, torch.Tensor]] = {}  # parts of matrices not complete yet
     tensors: dict[str, torch.Tensor] = {}
-    for path in sorted({one.file for one in wanted.values()}):
+    for path in sorted({one.file for one in stored.tensors.values()}):
         inside = sorted(
-            (one for one in wanted.values() if one.file == path), key=lambda one: one.offset
+            (one for one in stored.tensors.values() if one.file == path),
+            key=lambda one: one.offset,
         )
         try:
             file = path.open("rb", buffering=0)
@@ -186,11 +237,27 @@ def _read_all(
             raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
         with file:
             for one in inside:
-                kept_dtype = torch.float32 if one.name.endswith(names.FLOAT32_TAILS) else dtype
-                tensors[one.name] = _converted(
-                    one, read_tensor(one, file, advance), kept_dtype, device
-                )
+                tensor = read_tensor(one, file, advance)
+                if one.name not in owners:
+                    kept_dtype = torch.float32 if one.name.endswith(names.FLOAT32_TAILS) else dtype
+                    tensors[one.name] = _converted(one, tensor, kept_dtype, device)
+                    continue
+                matrix, tail = owners[one.name]
+                parts = waiting.setdefault(matrix.name, {})
+                parts[tail] = tensor.to(device)
+                if len(parts) == len(matrix.parts):
+                    tensors[matrix.name] = _dequantized(matrix, waiting.pop(matrix.name), dtype)
     return tensors, done
+
+
+def _dequantized(matrix: PackedMatrix, parts: Tensors, dtype: torch.dtype) -> torch.Tensor:
+    result = matrix.matrix(parts).dequantize(dtype)
+    if not _all_finite(result):  # its scales are finite, so it is the product that is too large
+        raise CheckpointError(
+            f"{matrix.name} holds values beyond the range of {dtype}; load it as bfloat16 or "
+            "float32, or quantize it again"
+        )
+    return result
 
 
 def _converted(

@@ -17,10 +17,11 @@ from bytebound.config_fields import (
     check_family,
     check_fixed_values,
     check_names,
-    check_not_quantized,
     rope_of,
 )
 from bytebound.errors import CheckpointError, UnsupportedModelError
+from bytebound.scheme_readers import scheme_from_config
+from bytebound.stored_scheme import StoredScheme
 
 LayerType = Literal["linear_attention", "full_attention"]
 
@@ -74,6 +75,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     """Union of what config and generation config name; the tokenizer's own joins later."""
     generation: GenerationDefaults = GenerationDefaults()
+    quantization: StoredScheme | None = None
+    """How packed matrices are to be understood; None: every weight is plain."""
 
     def __post_init__(self) -> None:
         _check_shape(self)
@@ -128,7 +131,6 @@ class ModelConfig:
     ) -> "ModelConfig":
         """Build from a parsed config, flat (``qwen3_5_text``) or nested (``text_config``)."""
         text = check_family(raw)
-        check_not_quantized(raw, text)
         check_names(raw, text)
         check_fixed_values(text)
         outer = raw if text is not raw else {}
@@ -166,6 +168,7 @@ class ModelConfig:
             dtype=_dtype(text, outer),
             eos_token_ids=_eos_ids(text, outer, generation or {}),
             generation=_generation_defaults(generation or {}),
+            quantization=scheme_from_config(raw),
         )
         _check_mrope_section(mrope_section, config.rotary_dim)
         return config

@@ -32,7 +32,6 @@ READ_FIELDS = _words(
     dtype torch_dtype eos_token_id quantization_config compression_config quantization
     """
 )
-QUANTIZATION_FIELDS = ("quantization_config", "compression_config", "quantization")
 
 # null stands for "not given" in every one of these.
 FIXED_FIELDS: dict[str, tuple[Any, ...]] = {
@@ -110,23 +109,6 @@ def check_family(raw: Mapping[str, Any]) -> Mapping[str, Any]:
             f"{CONFIG_FILE}: text_config.model_type is {inner!r}; {supported}"
         )
     return text
-
-
-def check_not_quantized(*levels: Mapping[str, Any]) -> None:
-    """Refuse a quantized folder, whichever level of the config says so."""
-    for level in levels:
-        for name in QUANTIZATION_FIELDS:
-            block = level.get(name)
-            if block is None:
-                continue
-            detail = block if isinstance(block, dict) else {}
-            method = detail.get("quant_method", "of unknown method")
-            form = f" ({detail['format']})" if "format" in detail else ""
-            raise UnsupportedModelError(
-                f"{CONFIG_FILE}: {name} says the weights are quantized, {method}{form}; this "
-                "version loads bfloat16, float16 and float32 weights, 4-bit comes later. "
-                "Use the unquantized checkpoint"
-            )
 
 
 def check_names(raw: Mapping[str, Any], text: Mapping[str, Any]) -> None:

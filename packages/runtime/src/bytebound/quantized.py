@@ -16,9 +16,9 @@ Whether ``X`` is packed is decided module by module from what the files hold (E1
                      X.qzeros         int32 [K / G, N / 8]     in the same order
                      X.scales         float [K / G, N]
 
-``W`` is [N, K] as everywhere, N outputs, G columns to a group. A module with parts of both kinds, or
-not all parts of one, is an error that names it. ``packing.py`` has the formula. Shapes are checked
-from the headers, before any weight is read; what cannot be divided as above is refused.
+``W`` is [N, K] as everywhere, N outputs, G columns to a group. A module with parts of both kinds,
+or not all parts of one, is an error that names it. ``packing.py`` has the formula. Shapes are
+checked from the headers, before any weight is read; what cannot be divided so is refused.
 """
 
 from collections.abc import Mapping

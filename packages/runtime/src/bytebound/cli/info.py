@@ -15,6 +15,7 @@ from bytebound.cli.errors import FAILED, OK, UsageError, complain
 from bytebound.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from bytebound.checkpoint import StoredModel
     from bytebound.config import ModelConfig
 
 DEFAULT_BITS = [16.0, 4.125]
@@ -29,7 +30,8 @@ def info(
         list[float] | None,
         typer.Option(
             metavar="B",
-            help="Bits per weight to compute with; may be repeated. Default: 16 4.125.",
+            help="Bits per weight to compute with; may be repeated. Default: 16, and 4.125 or "
+            "what the folder's packed matrices take.",
         ),
     ] = None,
     context: Annotated[
@@ -80,6 +82,9 @@ def info(
             "weights": weights_record(folder, config),
             "text": text_record(folder),
         }
+        packed = report["weights"].get("packed")
+        if packed and not bits:
+            widths[-1] = round(packed["bits_per_weight"], 4)
         report["bytes_per_token"] = budgets(config, widths, _context(context, config))
         report["memory_plan"] = plans(
             config, report["weights"]["mtp"], widths, max_len=max_len, device=device, dtype=dtype
@@ -111,8 +116,6 @@ def config_record(config: "ModelConfig") -> Report:
 
 def weights_record(folder: Path, config: "ModelConfig") -> Report:
     """What the files hold by their headers, and what is wrong with them."""
-    from math import prod
-
     from bytebound.checkpoint import read_headers
 
     # Without weights the config's own word counts; the arithmetic needs no more.
@@ -133,11 +136,29 @@ def weights_record(folder: Path, config: "ModelConfig") -> Report:
         "mtp": stored.with_mtp,
         "files": [path.name for path in stored.files],
         "tensors": len(loaded),
-        "parameters": sum(prod(one.shape) for one in loaded),
-        "bytes": sum(one.num_bytes for one in loaded),
+        "parameters": stored.parameters,
+        "bytes": stored.num_bytes,
+        "bits_per_weight": stored.bits_per_weight,
+        "packed": packed_record(stored),
         "dtypes": sorted({one.dtype for one in loaded}),
         "skipped_vision_tensors": len(skipped),
         "skipped_vision_bytes": sum(one.num_bytes for one in skipped),
+    }
+
+
+def packed_record(stored: "StoredModel") -> Report | None:
+    """The matrices that are stored in 4 bits; None where all weights are plain."""
+    if not stored.packed:
+        return None
+    schemes = {one.scheme for one in stored.packed.values()}
+    return {
+        "matrices": len(stored.packed),
+        "layouts": sorted({one.layout for one in schemes}),
+        "group_sizes": sorted({one.group_size for one in schemes}),
+        "symmetric": all(one.symmetric for one in schemes),
+        "bits_per_weight": stored.packed_bits_per_weight,
+        "head": "lm_head.weight" in stored.packed,
+        "mtp": any(name.startswith("mtp.") for name in stored.packed),
     }
 
 

@@ -103,6 +103,8 @@ def _lines(report: dict[str, Any]) -> Iterable[tuple[str, str]]:
             f"{size(weights['bytes'])} as {', '.join(weights['dtypes'])} "
             f"in {len(weights['files'])} file{'s' if len(weights['files']) > 1 else ''}",
         )
+        if weights["packed"]:
+            yield "4-bit", _packed(weights)
         if weights["skipped_vision_tensors"]:
             yield (
                 "vision",
@@ -122,6 +124,20 @@ def _sampling(generation: dict[str, Any]) -> str:
     if given.pop("do_sample", None) is False:
         given = {name: given[name] for name in given if name == "repetition_penalty"}
     return ", ".join(f"{name} {value}" for name, value in given.items()) or "greedy"
+
+
+def _packed(weights: dict[str, Any]) -> str:
+    packed = weights["packed"]
+    there = ("head", "mtp") if weights["mtp"] else ("head",)
+    kept = [name for name in there if not packed[name]]
+    return (
+        f"{packed['matrices']} matrices as {', '.join(packed['layouts'])}, "
+        f"{'symmetric' if packed['symmetric'] else 'asymmetric'}, "
+        f"groups of {', '.join(map(str, packed['group_sizes']))}: "
+        f"{packed['bits_per_weight']:.4g} bits a weight, {weights['bits_per_weight']:.4g} over all"
+        f"{'; not packed: ' + ', '.join(kept) if kept else ''}. "
+        "The reference engine unpacks them when it loads"
+    )
 
 
 def _yes(there: bool) -> str:
