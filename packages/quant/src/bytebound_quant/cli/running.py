@@ -1,0 +1,36 @@
+"""What ``rtn`` and ``gptq`` do alike: run the job behind a bar, then show its report."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from bytebound.cli.output import emit_json
+
+from bytebound_quant.calibration import CalibrationSource, parse_source
+from bytebound_quant.cli.errors import OK
+from bytebound_quant.cli.progress import JobProgress
+from bytebound_quant.cli.report_table import show
+from bytebound_quant.job import Job
+
+
+def run_job(job: Job, *, json_: bool, every_tensor: bool) -> int:
+    """Run to the end and print the report."""
+    with JobProgress(sum(unit.source_bytes for unit in job.plan.units)) as progress:
+        report = dataclasses.replace(job, tick=progress.tick).run()
+    if json_:
+        emit_json(report)
+    else:
+        show(report, job.destination, every_tensor=every_tensor)
+    return OK
+
+
+def calibration_sources(specs: Sequence[str]) -> list[CalibrationSource]:
+    """Sources as given; the bare path of a file is one too, of the kind that its ending says."""
+    sources = []
+    for spec in specs:
+        if Path(spec).expanduser().is_file():
+            kind = "jsonl" if spec.endswith((".jsonl", ".ndjson")) else "text"
+            sources.append(CalibrationSource(kind=kind, path=spec))
+        else:
+            sources.append(parse_source(spec))
+    return sources
