@@ -8,26 +8,34 @@ Transformers", 2022. With H the Hessian of the inputs and U upper, ``U^T U = (H 
 Rows of the matrix are independent. Knows one matrix and one Hessian; no file, no model.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bytebound_quant.errors import CalibrationError, SchemeError, UnsupportedShapeError
+from bytebound_quant.errors import (
+    CalibrationError,
+    ScaleRangeError,
+    SchemeError,
+    UnsupportedShapeError,
+)
 from bytebound_quant.grid import (
     QuantizedMatrix,
     Scheme,
     check_weight,
-    decode,
     find_grid,
     round_to_codes,
-    row_chunks,
 )
 from bytebound_quant.hessian import Hessian
+from bytebound_quant.refine import refined
 from bytebound_quant.rtn import rtn
 
 GROWTH = 10.0  # of the damping, after a failed attempt
+LEAST_DAMPING = 0.001  # tried after a failed attempt with none
 MOST_DAMPING = 10.0  # of the mean diagonal; behind it GPTQ is plain rounding anyway
+RUN = {"cpu": 1 << 25, "cuda": 1 << 27}  # weights worked on at a time, by device type
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +51,34 @@ class GptqNotes:
     rows: int  # calibration rows
     error: float  # of the result
     rtn_error: float  # of plain rounding
-    rounded_rows: int  # rows of the matrix that plain rounding served better and that it kept
+    rounded_rows: int  # rows of the matrix that plain rounding served better: they kept it
     precision: str  # of the factorisation: float32, float64, or none if every attempt failed
+
+
+class _Options(NamedTuple):
+    scheme: Scheme
+    mse: bool
+    block: int
+    rounds: int
+
+
+class _Factor(NamedTuple):
+    """A factorised Hessian: what the column loop and the refinement need of it."""
+
+    damped: Tensor  # [K, K] float32
+    inverse: Tensor  # U [K, K] float32, in the order of the columns
+    order: Tensor | None  # [K] int64: which column comes when; None for the order of storage
+    precision: str
+
+
+class _Part(NamedTuple):
+    """Some rows of the result, and each row's squared output error and output."""
+
+    matrix: QuantizedMatrix
+    errors: Tensor  # [n] float32
+    plain_errors: Tensor  # [n] float32
+    size: Tensor  # [n] float32
+    rounded: int
 
 
 @torch.no_grad()
@@ -57,94 +91,113 @@ def gptq(
     act_order: bool = False,
     damping: float = 0.01,
     block: int = 128,
+    refine: int = 2,
 ) -> tuple[QuantizedMatrix, GptqNotes]:
     """Quantize ``weight`` [N, K] so that its outputs on the calibration inputs change least.
 
-    ``mse`` searches each group's range, weighted by the diagonal of the Hessian. ``act_order``
-    takes the columns from the largest diagonal down; groups stay those of the column's place, so
-    nothing more is stored. Otherwise a group's grid is found when its first column is reached,
-    from the weights as corrected by then. ``damping``, a part of the mean diagonal, is added to
-    the diagonal and grows until the factorisation holds. ``block`` columns are corrected at once
-    (speed, and rounding only). A row that plain rounding serves better keeps plain rounding.
+    ``mse`` searches each group's range, every column weighted by what its error costs, 1 / U_jj^2.
+    ``act_order`` takes the columns from the largest diagonal down; groups stay those of the
+    column's place, so nothing more is stored. Otherwise a group's grid is found when its first
+    column is reached, from the weights as corrected by then. ``damping``, a part of the mean
+    diagonal, is added to the diagonal and grows until the factorisation holds. ``block`` columns
+    are corrected at once (speed, and rounding only). ``refine`` rounds of ``refined`` follow; 0 is
+    GPTQ as published. A row that plain rounding serves better keeps plain rounding.
 
     Any float dtype, computed in float32 on the weight's device; the same input gives the same bits.
-    Memory beside the arguments: about four times the Hessian and four times the float32 weight.
+    Memory beside arguments and result: about six times the Hessian (twelve where float32 fails to
+    factorise it) and six times ``RUN`` float32 weights.
 
-    Raises CalibrationError (no rows, another width, not finite), SchemeError for an option, and
-    what ``find_grid`` raises.
+    Raises CalibrationError (no rows, not finite), SchemeError for an option, UnsupportedShapeError
+    for a Hessian of another width, and what ``find_grid`` raises.
     """
     check_weight(weight, scheme)
-    _check(weight, hessian, damping, block)
-    weight = weight.float()
-    live = hessian.matrix.to(weight.device)
-    diagonal = live.diagonal()
-    dead = diagonal == 0
-    plain = rtn(weight, scheme)
-    plain_errors = output_errors(weight, plain, live)
-
-    found, used, attempts, precision = None, damping, 0, "none"
-    while found is None and used <= MOST_DAMPING:
+    _check(weight, hessian, damping, block, refine)
+    options = _Options(scheme, mse, block, refine)
+    moment = hessian.matrix.to(weight.device)
+    parts: list[_Part] | None = None
+    used, attempts, precision = damping, 0, "none"
+    for used in _dampings(damping):
         attempts += 1
-        moment = _damped(live, dead, used)
-        order = None
-        if act_order:
-            order = torch.argsort(diagonal, descending=True, stable=True)
-        factor, precision = _factor(moment, order)
-        if factor is not None:
-            importance = moment.diagonal() if mse else None
-            found = _solve(weight, factor, scheme, mse, importance, order, block)
-        if found is None:
-            used = max(used, damping or 0.001) * GROWTH if used else 0.001
-    if found is None:
-        result, errors, rounded = plain, plain_errors, weight.shape[0]
-        used, precision = 0.0, "none"
-    else:
-        errors = output_errors(weight, found, live)
-        better = errors <= plain_errors  # false for NaN
-        result = _merge(better, found, plain)
-        errors = torch.where(better, errors, plain_errors)
-        rounded = int((~better).sum())
-        if rounded == weight.shape[0]:
-            used = 0.0
-    size = _size(weight, live)
-    return result, GptqNotes(
-        damping=used,
+        factor = _factorise(moment, used, act_order)
+        if factor is None:
+            continue
+        parts = _all_rows(weight, moment, factor, options)
+        if parts is not None:
+            precision = factor.precision
+            break
+    if parts is None:
+        parts = [_choose(run, None, moment, scheme) for run in _runs(weight)]
+    rounded = sum(part.rounded for part in parts)
+    size = sum(float(part.size.double().sum()) for part in parts)
+    return _join([part.matrix for part in parts]), GptqNotes(
+        damping=used if rounded < weight.shape[0] else 0.0,
         attempts=attempts,
-        dead_columns=int(dead.sum()),
+        dead_columns=int((moment.diagonal() == 0).sum()),
         rows=hessian.rows,
-        error=_relative(errors, size),
-        rtn_error=_relative(plain_errors, size),
+        error=_relative([part.errors for part in parts], size),
+        rtn_error=_relative([part.plain_errors for part in parts], size),
         rounded_rows=rounded,
         precision=precision,
     )
 
 
 def output_errors(weight: Tensor, matrix: QuantizedMatrix, moment: Tensor) -> Tensor:
-    """Squared output error of each row, float32 [N]: ``d H d^T`` with ``d = w - q``."""
-    errors = weight.new_empty(weight.shape[0], dtype=torch.float32)
-    for part in row_chunks(weight):
-        zero = None if matrix.zero_point is None else matrix.zero_point[part]
-        off = weight[part].float() - decode(
-            matrix.codes[part], matrix.scale[part], zero, matrix.scheme
-        )
-        errors[part] = ((off @ moment) * off).sum(1).clamp_(min=0)
-    return errors
+    """Squared output error of each row, float32 [N]: ``d H d^T`` with ``d = w - q``.
+
+    ``weight`` [N, K], ``moment`` the Hessian [K, K], float32.
+    """
+    off = weight.float() - matrix.dequantize()
+    return ((off @ moment) * off).sum(1).clamp_(min=0)
 
 
-def _size(weight: Tensor, moment: Tensor) -> Tensor:
-    """Squared output of each row, float32 [N]."""
-    size = weight.new_empty(weight.shape[0])
-    for part in row_chunks(weight):
-        size[part] = ((weight[part] @ moment) * weight[part]).sum(1).clamp_(min=0)
-    return size
+def _dampings(first: float) -> Iterator[float]:
+    """``first`` and what follows it, up to MOST_DAMPING."""
+    damping = first
+    while damping <= MOST_DAMPING:
+        yield damping
+        damping = damping * GROWTH or LEAST_DAMPING
 
 
-def _relative(errors: Tensor, size: Tensor) -> float:
-    total = float(size.double().sum())
-    return float(errors.double().sum()) / total if total > 0 else 0.0
+def _runs(weight: Tensor) -> Iterator[Tensor]:
+    """The rows of ``weight``, float32, about RUN weights at a time."""
+    rows = max(1, RUN.get(weight.device.type, RUN["cpu"]) // weight.shape[1])
+    for start in range(0, weight.shape[0], rows):
+        yield weight[start : start + rows].float()
 
 
-def _check(weight: Tensor, hessian: Hessian, damping: float, block: int) -> None:
+def _all_rows(
+    weight: Tensor, moment: Tensor, factor: _Factor, options: _Options
+) -> list[_Part] | None:
+    """The result with this factor; None if it leaves what float32 or the scale can hold."""
+    parts = []
+    for run in _runs(weight):
+        found = _solve(run, factor, options)
+        if found is None:
+            return None
+        found = refined(run, found, factor.damped, rounds=options.rounds)
+        parts.append(_choose(run, found, moment, options.scheme))
+    return parts
+
+
+def _choose(weight: Tensor, found: QuantizedMatrix | None, moment: Tensor, scheme: Scheme) -> _Part:
+    """Of every row, the better of ``found`` and plain rounding."""
+    plain = rtn(weight, scheme)
+    plain_errors = output_errors(weight, plain, moment)
+    size = ((weight @ moment) * weight).sum(1).clamp_(min=0)
+    if found is None:
+        return _Part(plain, plain_errors, plain_errors, size, weight.shape[0])
+    errors = output_errors(weight, found, moment)
+    better = errors <= plain_errors  # false for NaN
+    errors = torch.where(better, errors, plain_errors)
+    rounded = int((~better).sum())
+    return _Part(_merge(better, found, plain), errors, plain_errors, size, rounded)
+
+
+def _relative(errors: list[Tensor], size: float) -> float:
+    return sum(float(part.double().sum()) for part in errors) / size if size > 0 else 0.0
+
+
+def _check(weight: Tensor, hessian: Hessian, damping: float, block: int, refine: int) -> None:
     if hessian.features != weight.shape[1]:
         raise UnsupportedShapeError(
             f"the matrix has {weight.shape[1]} input features, the calibration {hessian.features}"
@@ -158,13 +211,40 @@ def _check(weight: Tensor, hessian: Hessian, damping: float, block: int) -> None
         )
     if not 0 <= damping <= MOST_DAMPING:
         raise SchemeError(f"damping: got {damping!r}, expected 0 to {MOST_DAMPING:g}")
-    if isinstance(block, bool) or not isinstance(block, int) or block < 1:
-        raise SchemeError(f"block: got {block!r}, expected a whole number of at least 1")
+    for name, value, least in (("block", block, 1), ("refine", refine, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise SchemeError(f"{name}: got {value!r}, expected a whole number from {least} on")
 
 
-def _damped(moment: Tensor, dead: Tensor, damping: float) -> Tensor:
+def _factorise(moment: Tensor, damping: float, act_order: bool) -> _Factor | None:
+    """Damp and factorise the Hessian; None where neither float32 nor float64 can.
+
+    Read backwards, the Cholesky factor of H is upper: ``H = R R^T``, so ``U = R^-1``. The inverse
+    of H is never formed, which costs less and keeps half of the digits that it would lose.
+    """
+    diagonal = moment.diagonal()
+    damped = _damped(moment, damping)
+    order = None
+    backwards = damped
+    if act_order:
+        order = torch.argsort(diagonal, descending=True, stable=True)
+        backwards = damped[order][:, order]
+    backwards = backwards.flip(0, 1)
+    for dtype in (torch.float32, torch.float64):
+        lower, failed = torch.linalg.cholesky_ex(backwards.to(dtype))
+        if int(failed):
+            continue
+        identity = torch.eye(lower.shape[0], dtype=dtype, device=lower.device)
+        inverse = torch.linalg.solve_triangular(lower.flip(0, 1), identity, upper=True).float()
+        if torch.isfinite(inverse).all() and (inverse.diagonal() > 0).all():
+            return _Factor(damped, inverse, order, str(dtype).removeprefix("torch."))
+    return None
+
+
+def _damped(moment: Tensor, damping: float) -> Tensor:
     """``H + damping * mean(diag H)``; a dead column gets the mean itself and touches no other."""
     diagonal = moment.diagonal()
+    dead = diagonal == 0
     mean = diagonal.sum() / (~dead).sum().clamp(min=1)
     mean = torch.where(mean > 0, mean, 1.0)
     damped = moment.clone()
@@ -172,50 +252,27 @@ def _damped(moment: Tensor, dead: Tensor, damping: float) -> Tensor:
     return damped
 
 
-def _factor(moment: Tensor, order: Tensor | None) -> tuple[Tensor | None, str]:
-    """U, upper, float32, with ``U^T U = moment^-1`` in the given order of columns, or None.
+def _solve(weight: Tensor, factor: _Factor, options: _Options) -> QuantizedMatrix | None:
+    """The column loop over float32 ``weight`` [n, K].
 
-    Read backwards, the Cholesky factor of ``moment`` is upper: ``moment = R R^T``, so ``U = R^-1``.
-    The inverse is never formed, which costs less and keeps half of the digits that it would lose.
+    None if a corrected weight is not finite or leaves float16's range.
     """
-    backwards = moment if order is None else moment[order][:, order]
-    backwards = backwards.flip(0, 1)
-    for dtype in (torch.float32, torch.float64):
-        lower, failed = torch.linalg.cholesky_ex(backwards.to(dtype))
-        if int(failed):
-            continue
-        upper = lower.flip(0, 1)
-        identity = torch.eye(upper.shape[0], dtype=dtype, device=upper.device)
-        inverse = torch.linalg.solve_triangular(upper, identity, upper=True).float()
-        if torch.isfinite(inverse).all() and (inverse.diagonal() > 0).all():
-            return inverse, str(dtype).removeprefix("torch.")
-    return None, "none"
-
-
-def _solve(
-    weight: Tensor,
-    factor: Tensor,
-    scheme: Scheme,
-    mse: bool,
-    importance: Tensor | None,
-    order: Tensor | None,
-    block: int,
-) -> QuantizedMatrix | None:
-    """The column loop; None if a corrected weight is not finite or leaves float16's range."""
-    size = scheme.group_size
-    columns = weight.shape[1]
-    work = weight.T.contiguous() if order is None else weight.T[order]  # [K, N]
-    places = list(range(columns)) if order is None else order.tolist()
-    codes = torch.empty_like(work, dtype=torch.int8)  # [K, N], in the order of the columns
-    grids = _Grids(weight, scheme, mse, importance)
-    if order is not None:
-        grids.find_all()
-    for start, end in _blocks(columns, block, size if order is None else columns):
-        if order is None and start % size == 0 and not grids.find(start, work):
-            return None
+    order, inverse = factor.order, factor.inverse
+    columns, size = weight.shape[1], options.scheme.group_size
+    work = weight.T.clone() if order is None else weight.T[order]  # [K, n]: columns contiguous
+    places = range(columns) if order is None else order.tolist()
+    codes = torch.empty_like(work, dtype=torch.int8)  # [K, n], in the order of the columns
+    grids = _Grids(weight.shape, weight.device, options, _costs(factor) if options.mse else None)
+    if order is not None and not grids.find(0, weight):
+        return None
+    for start, end in _blocks(columns, options.block, size if order is None else columns):
+        if order is None and start % size == 0:
+            group = work[start : start + size].T
+            if not grids.find(start, group):
+                return None
         part = work[start:end]
         errors = torch.empty_like(part)
-        corner = factor[start:end, start:end]
+        corner = inverse[start:end, start:end]
         for j in range(end - start):
             scale, zero = grids.of(places[start + j])
             code = round_to_codes(part[j], scale, zero)
@@ -223,7 +280,7 @@ def _solve(
             rounded = code * scale if zero is None else (code - zero) * scale
             errors[j] = (part[j] - rounded) / corner[j, j]
             part[j + 1 :].addr_(corner[j, j + 1 :], errors[j], alpha=-1)
-        work[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
+        work[end:].addmm_(inverse[start:end, end:].T, errors, alpha=-1)
     if not torch.isfinite(work).all():
         return None
     if order is not None:
@@ -231,69 +288,78 @@ def _solve(
     return grids.matrix(codes.T.contiguous())
 
 
-def _blocks(columns: int, block: int, span: int) -> list[tuple[int, int]]:
+def _costs(factor: _Factor) -> Tensor:
+    """What a squared error of each column costs when it is rounded: 1 / U_jj^2, [K]."""
+    costs = factor.inverse.diagonal().square().reciprocal()
+    if factor.order is None:
+        return costs
+    return torch.empty_like(costs).index_copy_(0, factor.order, costs)
+
+
+def _blocks(columns: int, block: int, span: int) -> Iterator[tuple[int, int]]:
     """Ranges of at most ``block`` columns, none across a multiple of ``span``.
 
     So all corrections have reached a group's columns when its grid is found.
     """
-    return [
-        (start, min(start + block, edge + span))
-        for edge in range(0, columns, span)
-        for start in range(edge, edge + span, block)
-    ]
+    for edge in range(0, columns, span):
+        for start in range(edge, edge + span, block):
+            yield start, min(start + block, edge + span)
 
 
 class _Grids:
-    """Scale and zero point of the groups found so far, [K/G, N]: a group's are contiguous."""
+    """Scale and zero point of the groups found so far, float32 [K/G, n]: a group's contiguous."""
 
     def __init__(
-        self, weight: Tensor, scheme: Scheme, mse: bool, importance: Tensor | None
+        self, shape: torch.Size, device: torch.device, options: _Options, costs: Tensor | None
     ) -> None:
-        groups = scheme.groups(weight.shape[1])
-        self.weight, self.scheme, self.mse, self.importance = weight, scheme, mse, importance
-        self.scale = weight.new_ones((groups, weight.shape[0]))
-        self.zero = None if scheme.symmetric else torch.zeros_like(self.scale)
+        self.scheme, self.mse, self.costs = options.scheme, options.mse, costs
+        groups = (self.scheme.groups(shape[1]), shape[0])
+        self.scale = torch.ones(groups, device=device)
+        self.zero = None if self.scheme.symmetric else torch.zeros_like(self.scale)
 
-    def find_all(self) -> None:
-        """Find every grid, from the weights as given."""
-        scale, zero = find_grid(self.weight, self.scheme, mse=self.mse, importance=self.importance)
-        self.scale = scale.T.float()
-        self.zero = None if zero is None else zero.T.float()
-
-    def find(self, start: int, work: Tensor) -> bool:
-        """Find the grid of the group that starts at column ``start`` of ``work`` [K, N]."""
-        span = slice(start, start + self.scheme.group_size)
-        group = work[span].T
-        if not torch.isfinite(group).all():
+    def find(self, start: int, weight: Tensor) -> bool:
+        """Find the grids of ``weight`` [n, m], columns from ``start`` on; false if none fits."""
+        if not torch.isfinite(weight).all():
             return False
-        weigh = None if self.importance is None else self.importance[span]
-        scale, zero = find_grid(group, self.scheme, mse=self.mse, importance=weigh)
-        self.scale[start // self.scheme.group_size] = scale[:, 0]
+        costs = None if self.costs is None else self.costs[start : start + weight.shape[1]]
+        try:
+            scale, zero = find_grid(weight, self.scheme, mse=self.mse, importance=costs)
+        except ScaleRangeError:
+            return False
+        first = start // self.scheme.group_size
+        self.scale[first : first + scale.shape[1]] = scale.T
         if self.zero is not None and zero is not None:
-            self.zero[start // self.scheme.group_size] = zero[:, 0]
+            self.zero[first : first + zero.shape[1]] = zero.T
         return True
 
     def of(self, column: int) -> tuple[Tensor, Tensor | None]:
-        """Scale and zero point, float32 [N], of the group of ``column``."""
+        """Scale and zero point, [n], of the group of ``column``."""
         group = column // self.scheme.group_size
         return self.scale[group], None if self.zero is None else self.zero[group]
 
     def matrix(self, codes: Tensor) -> QuantizedMatrix:
-        """The result for ``codes`` [N, K]."""
+        """The result for ``codes`` [n, K]."""
         scale = self.scale.T.to(torch.float16).contiguous()
         zero = None if self.zero is None else self.zero.T.to(torch.int8).contiguous()
         return QuantizedMatrix(codes, scale, zero, self.scheme)
 
 
 def _merge(first: Tensor, one: QuantizedMatrix, other: QuantizedMatrix) -> QuantizedMatrix:
-    """The rows of ``one`` where ``first`` [N] holds, else those of ``other``."""
+    """The rows of ``one`` where ``first`` [n] holds, else those of ``other``."""
     pick = first.unsqueeze(1)
     zero = None
     if one.zero_point is not None and other.zero_point is not None:
         zero = torch.where(pick, one.zero_point, other.zero_point)
+    codes = torch.where(pick, one.codes, other.codes)
+    return QuantizedMatrix(codes, torch.where(pick, one.scale, other.scale), zero, one.scheme)
+
+
+def _join(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
+    """The rows of all parts, in their order."""
+    zeros = [part.zero_point for part in parts if part.zero_point is not None]
     return QuantizedMatrix(
-        torch.where(pick, one.codes, other.codes),
-        torch.where(pick, one.scale, other.scale),
-        zero,
-        one.scheme,
+        torch.cat([part.codes for part in parts]),
+        torch.cat([part.scale for part in parts]),
+        torch.cat(zeros) if zeros else None,
+        parts[0].scheme,
     )

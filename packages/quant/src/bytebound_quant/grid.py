@@ -26,7 +26,7 @@ OFFSET = LEVELS // 2  # a symmetric code plus this is the unsigned nibble
 SMALLEST_SCALE = 2.0**-24  # the smallest float16 above zero
 LARGEST_VALUE = 65504.0  # the largest float16
 CHUNK = {"cpu": 1 << 20, "cuda": 1 << 24}  # weights searched at a time, by device type
-SHRINK = tuple(1.0 - 0.5 * i / 100 for i in range(101))  # parts of the full range that are tried
+SHRINK = tuple(1.0 - 0.01 * i for i in range(51))  # parts of the full range that are tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,11 @@ class Scheme:
     def code_range(self) -> tuple[int, int]:
         """The lowest and the highest code."""
         return (-OFFSET, OFFSET - 1) if self.symmetric else (0, LEVELS - 1)
+
+    @property
+    def largest_scale(self) -> float:
+        """The scale above which some code would not dequantize to a finite float16."""
+        return LARGEST_VALUE / (OFFSET if self.symmetric else LEVELS - 1)
 
     def describe(self) -> str:
         """One phrase for reports: ``int4 symmetric, group 128``."""
@@ -251,8 +256,7 @@ def _error(weight: Tensor, scale: Tensor, zero: Tensor | None, importance: Tenso
 
 def _check_range(scale: Tensor, scheme: Scheme) -> None:
     """Every dequantized weight must be a finite float16: other tools dequantize in that dtype."""
-    top = LARGEST_VALUE / (OFFSET if scheme.symmetric else LEVELS - 1)
-    over = ~(scale.float() <= top)
+    over = ~(scale.float() <= scheme.largest_scale)
     if over.any():
         row, group = over.nonzero()[0].tolist()
         first = group * scheme.group_size
