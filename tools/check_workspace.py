@@ -23,6 +23,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 LICENCE = "Apache-2.0"
+"""Every member's licence; a member may add others by AND, and then carries their texts."""
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PRIVATE = "Private :: "
 """A classifier that begins so keeps a package off the index: it is never published."""
@@ -179,8 +180,12 @@ def check_package_files(workspace: Workspace) -> Iterator[str]:
         elif not (member.folder / readme).read_text(encoding="utf-8").strip():
             yield f"{member.name}: {readme} is empty"
         licence = member.project.get("license")
-        if licence != LICENCE:
+        terms = str(licence).split(" AND ")
+        if terms[0] != LICENCE:
             yield f"{member.name}: project.license is {licence!r}, expected {LICENCE!r}"
+        for term in terms[1:]:
+            if not (member.folder / "LICENSES" / f"{term}.txt").is_file():
+                yield f"{member.name}: LICENSES/{term}.txt is missing"
         if licence_text is not None and _read_or_none(member.folder / "LICENSE") != licence_text:
             yield f"{member.name}: LICENSE is missing or differs from the root's; copy it"
         if not (member.folder / "src" / member.import_name / "py.typed").is_file():

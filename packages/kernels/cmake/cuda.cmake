@@ -51,7 +51,11 @@ function(bytebound_configure_cuda target)
                CUDA_VISIBILITY_PRESET hidden
                VISIBILITY_INLINES_HIDDEN ON)
   if(CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA")
-    target_compile_options(${target} PRIVATE -lineinfo -Xcompiler=-Wall)
+    target_compile_options(${target} PRIVATE -Xcompiler=-Wall)
+    if(BYTEBOUND_LINEINFO)
+      # For profilers. Off by default: it writes the build folder's paths into the binary.
+      target_compile_options(${target} PRIVATE -lineinfo)
+    endif()
     # Compressed for size, code unpacks only on drivers that came with CUDA 12.4 or later; a binary
     # of a 13.x toolkit needs a later driver than that in any case.
     if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)
