@@ -1,8 +1,8 @@
 """Folders with 4-bit matrices, packed here from the layouts' descriptions, not by the package.
 
 ``quantize`` rounds a matrix to codes, scales and zero points; one function for each layout writes
-them down as that layout does. ``packed_folder`` stores chosen matrices of a random checkpoint so and
-remembers what they stand for, computed in float64.
+them down as that layout does. ``packed_folder`` stores chosen matrices of a random checkpoint so
+and remembers what they stand for, computed in float64.
 """
 
 from collections.abc import Callable

@@ -35,7 +35,9 @@ def unpack(packed: torch.Tensor, count: int) -> torch.Tensor:
     Code ``i`` of a word is in its bits ``4 * i`` to ``4 * i + 3``; what fills up the last word is
     dropped.
     """
-    pairs = packed.contiguous().view(torch.uint8)  # little-endian, as the file format is
+    # A copy, since contiguous() may keep a stride that view() refuses where a row is one word.
+    whole = packed.clone(memory_format=torch.contiguous_format)
+    pairs = whole.view(torch.uint8)  # little-endian, as the file format is
     codes = torch.stack((pairs & HIGHEST, pairs >> 4), dim=-1)
     return codes.view(packed.shape[0], -1)[:, :count]
 
