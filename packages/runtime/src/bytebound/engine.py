@@ -6,9 +6,7 @@ accept, commit.
 
 import operator
 import secrets
-import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
@@ -59,7 +57,6 @@ class Engine:
         self._tokenizer = tokenizer
         self._config = config
         self._active: _Request | None = None
-        self._lock = threading.Lock()
 
     @classmethod
     def from_pretrained(
@@ -68,7 +65,7 @@ class Engine:
         backend: str = "auto",
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
-        max_len: int | None = None,
+        max_len: int = DEFAULT_MAX_LEN,
         kv_dtype: str = "auto",
         draft: str | Draft = "mtp",
         num_draft_tokens: int = 4,
@@ -81,8 +78,8 @@ class Engine:
         ``backend``: "reference" (PyTorch, CPU or GPU) or "auto"; ``device`` and ``dtype``
         ("float32" or "bfloat16") are for the reference backend, by default the GPU with the
         checkpoint's dtype if there is one, else the CPU with float32. ``max_len`` counts prompt and
-        completion, by default 8,192 or the model's own limit if that is less; a value above the
-        limit is refused. ``draft``: "mtp", "ngram", "none" or a Draft; a checkpoint without an MTP head
+        completion; its default is capped by the model's own limit, any other value above that limit
+        is refused. ``draft``: "mtp", "ngram", "none" or a Draft; a checkpoint without an MTP head
         runs without drafts and says so in a warning. ``num_draft_tokens`` is 1 to 8. ``seed``
         serves requests that bring none; without either, sampling differs from run to run.
         ``on_progress(done, total)`` is told about bytes of weights as they are read.
@@ -180,8 +177,8 @@ class Engine:
     ) -> Iterator[StreamEvent]:
         """Run one request, one event per step. It is checked here, before the first event.
 
-        Every event carries the ``stats`` so far, the last one ``finish_reason`` ("stop" or
-        "length"). Closing the iterator ends the request.
+        The last event carries ``finish_reason`` ("stop" or "length") and ``stats``. Closing the
+        iterator ends the request.
         """
         params = self.default_params() if params is None else params
         prompt = self._check_prompt(prompt_ids)
@@ -189,8 +186,7 @@ class Engine:
         if room < min(1, params.max_tokens):
             raise ContextOverflowError(
                 f"the prompt has {len(prompt)} tokens and the context {self.max_len}: "
-                "no room for a completion. Shorten the prompt, or load with a larger max_len "
-                "where the model has one"
+                "no room for a completion. Shorten the prompt or raise max_len"
             )
         end_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -210,24 +206,25 @@ class Engine:
             raise ContextOverflowError(
                 f"{len(prompt)} tokens to score, more than the context of {self.max_len}"
             )
-        with self._lock:
-            self._active = None  # scoring takes the one sequence
-            return self.executor.score(prompt).cpu()
+        self._active = None  # scoring reuses the one sequence
+        return self.executor.score(prompt).cpu()
 
     def _run(self, request: "_Request") -> Iterator[StreamEvent]:
         """The decode loop: guess, verify, accept, commit."""
         executor = self.executor
-        with self._sequence_of(request), request.clock.prefill():
+        self._check_active(request)
+        with request.clock.prefill():
             rows = self._prefill(request.prompt)
             event = request.gain(Proposal(()), rows)
-        yield request.counted(event, self.bytes_per_token)
+        yield request.closed(event, self.bytes_per_token)
         while event.finish_reason is None:
-            with self._sequence_of(request), request.clock.decode():
+            self._check_active(request)
+            with request.clock.decode():
                 proposal = self._propose(event.token_ids, request)
                 rows = executor.verify([event.token_ids[-1], *proposal.ids])
                 event = request.gain(proposal, rows)
                 executor.commit(len(event.token_ids))
-            yield request.counted(event, self.bytes_per_token)
+            yield request.closed(event, self.bytes_per_token)
 
     def _prefill(self, prompt: list[int]) -> torch.Tensor:
         """Start the sequence over with ``prompt``; logits [1, vocab] of its last row."""
@@ -250,16 +247,12 @@ class Engine:
         proposal.check(self.draft.name, count, self.executor.vocab_size)
         return proposal
 
-    @contextmanager
-    def _sequence_of(self, request: "_Request") -> Iterator[None]:
-        """Hold the one sequence for a step, if it is still this request's."""
-        with self._lock:
-            if request is not self._active:
-                raise InvalidRequestError(
-                    "another request was started on this engine, which ended this one; "
-                    "an engine runs one request at a time"
-                )
-            yield
+    def _check_active(self, request: "_Request") -> None:
+        if request is not self._active:
+            raise InvalidRequestError(
+                "another request was started on this engine, which ended this one; "
+                "an engine runs one request at a time"
+            )
 
     def _check_prompt(self, prompt_ids: Iterable[int]) -> list[int]:
         given: Any = prompt_ids.tolist() if isinstance(prompt_ids, torch.Tensor) else prompt_ids
@@ -318,8 +311,10 @@ class _Request:
             completion.finish_reason,
         )
 
-    def counted(self, event: StreamEvent, bytes_per_token: float | None) -> StreamEvent:
-        """The event with the request's stats up to it."""
+    def closed(self, event: StreamEvent, bytes_per_token: float | None) -> StreamEvent:
+        """The event with the request's stats if it is the last one."""
+        if event.finish_reason is None:
+            return event
         stats = self.clock.stats(
             prompt_tokens=len(self.prompt),
             completion_tokens=len(self.completion.token_ids),

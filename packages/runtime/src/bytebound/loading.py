@@ -47,7 +47,7 @@ def load_engine_parts(
     backend: str,
     device: str | torch.device | None,
     dtype: str | torch.dtype | None,
-    max_len: int | None,
+    max_len: int,
     kv_dtype: str,
     draft: str | Draft,
     num_draft_tokens: int,
@@ -76,7 +76,7 @@ def load_engine_parts(
         raise InvalidSettingError(
             f"kv_dtype={kv_dtype!r}: the reference backend keeps KV in its own dtype; use 'auto'"
         )
-    length = check_max_len(max_len, config)
+    max_len = check_max_len(max_len, config)
     tokenizer = load_tokenizer(folder)
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
@@ -125,11 +125,11 @@ def plan_memory(
     return memory_plan(config, max_len=max_len, settings=settings)
 
 
-def check_max_len(max_len: int | None, config: ModelConfig) -> int:
-    """The context to allocate: None is the default, cut to the model's limit; others must fit it."""
+def check_max_len(max_len: int, config: ModelConfig) -> int:
+    """The context to allocate: the default is capped by the model's limit, others refused."""
     limit = config.max_position_embeddings
-    if max_len is None:
-        return min(DEFAULT_MAX_LEN, limit)
+    if max_len == DEFAULT_MAX_LEN and type(max_len) is int:
+        return min(max_len, limit)
     return check_integer("max_len", max_len, 1, limit)
 
 
