@@ -83,7 +83,7 @@ def test_against_the_slow_form(symmetric: bool, act_order: bool, group: int, blo
     )
     same = (matrix.codes == slow_gptq(weight, x, scheme, act_order, 0.01)).all(1)
     # a row that plain rounding happens to serve better keeps it
-    assert (~same).sum() <= notes.rounded_rows <= 1
+    assert (~same).sum() <= notes.rounded_rows <= 2
     assert torch.equal(matrix.codes[~same], rtn(weight, scheme).codes[~same])
     assert (notes.damping, notes.attempts) == (0.01, 1)
 

@@ -60,5 +60,5 @@ def test_mse_lowers_the_error_of_normal_weights() -> None:
 
 
 def test_a_short_last_group_is_refused() -> None:
-    with pytest.raises(UnsupportedShapeError, match="200 input features.*128"):
+    with pytest.raises(UnsupportedShapeError, match=r"200 input features.*128"):
         rtn(torch.ones(4, 200), Scheme())
