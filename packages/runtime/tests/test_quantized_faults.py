@@ -186,6 +186,15 @@ def test_padded_rows_and_inputs_are_right(tmp_path: Path) -> None:
         assert torch.equal(got.layers[1].mlp.down_proj, made.weights[down])
 
 
+def test_a_shorter_last_group_of_gptq_is_right(tmp_path: Path) -> None:
+    """E29: 72 inputs in groups of 32 are two groups and a part of one."""
+    made = gptq_folder(tmp_path, intermediate_size=72)
+    down = "model.layers.1.mlp.down_proj"
+    assert made.tensors[f"{down}.scales"].shape == (3, 64)
+    got = load(tmp_path).weights.layers[1].mlp.down_proj
+    assert torch.equal(got, made.weights[f"{down}.weight"])
+
+
 def test_ignored_and_yet_packed(tmp_path: Path) -> None:
     """E28: the config may list less than is plain, never what is packed."""
     block = compressed_config(ignore=["lm_head", "model.layers.0.self_attn.no_such_module"])

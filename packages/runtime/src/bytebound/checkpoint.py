@@ -41,8 +41,8 @@ class Checkpoint:
     skipped: tuple[str, ...]  # vision tensors that were left in the files, by name
     files: tuple[Path, ...]
     bytes_read: int
-    packed: tuple[str, ...] = ()  # weights that were stored in 4 bits, by name
-    bits_per_weight: float = 0.0  # as stored, over everything that was loaded
+    packed: tuple[str, ...]  # weights that were stored in 4 bits, by name
+    bits_per_weight: float  # as stored, over everything that was loaded
 
 
 @dataclass(frozen=True, slots=True)

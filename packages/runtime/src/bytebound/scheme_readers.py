@@ -93,7 +93,8 @@ def read_block(block: Block, where: str) -> StoredScheme:
 
 def _compressed_tensors(block: Block, where: str) -> StoredScheme:
     _only(block, "format", ("pack-quantized",), where, required=True)
-    _only(block, "quantization_status", ("compressed",), where)
+    # Old writers say "frozen" of packed files too.
+    _only(block, "quantization_status", ("compressed", "frozen"), where)
     for name in ("kv_cache_scheme", "sparsity_config", "transform_config", "moe_sparsity_config"):
         value = block.get(name)
         # Writers leave an empty object, or "dense", where nothing was asked for.
