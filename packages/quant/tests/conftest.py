@@ -4,7 +4,7 @@ The builders are the runtime's own test helpers, loaded from their file: one def
 sound folder is.
 """
 
-import importlib.util
+import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,21 +12,20 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from bytebound.text.tokenizer import Tokenizer, load_tokenizer
 
 RUNTIME_TESTS = Path(__file__).resolve().parents[2] / "runtime" / "tests"
+PACKAGE = "_runtime_tests"
 
 
 def runtime_helper(name: str) -> ModuleType:
-    """One helper module of the runtime's tests."""
-    qualified = f"_runtime_tests_{name}"
-    if qualified not in sys.modules:
-        spec = importlib.util.spec_from_file_location(qualified, RUNTIME_TESTS / f"{name}.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[qualified] = module
-        spec.loader.exec_module(module)
-    return sys.modules[qualified]
+    """One helper module of the runtime's tests; they import each other as one package."""
+    if PACKAGE not in sys.modules:
+        package = ModuleType(PACKAGE)
+        package.__path__ = [str(RUNTIME_TESTS)]
+        sys.modules[PACKAGE] = package
+    return importlib.import_module(f"{PACKAGE}.{name}")
 
 
 @dataclass(frozen=True)
@@ -67,3 +66,19 @@ def tokenizer(tokenizer_folder: Path) -> Tokenizer:
     loaded = load_tokenizer(tokenizer_folder)
     assert loaded is not None
     return loaded
+
+
+@pytest.fixture
+def plain_folder(tmp_path: Path) -> Path:
+    """A random bfloat16 folder with MTP head, in two files."""
+    folder = tmp_path / "plain"
+    runtime_helper("checkpoints").random_checkpoint(folder, dtype=torch.bfloat16, shards=2)
+    return folder
+
+
+@pytest.fixture
+def packed_folder(tmp_path: Path) -> Path:
+    """A 4-bit folder of the same model as ``plain_folder``, in groups of 32, single file."""
+    folder = tmp_path / "packed"
+    runtime_helper("packed").compressed_folder(folder)
+    return folder

@@ -177,6 +177,11 @@ def _dataset_rows(source: CalibrationSource, field: str) -> Any:
                         f"{source.label}: no split {split!r}; it has {', '.join(map(str, found))}"
                     )
                 found = found[split]
+            elif source.split is not None and str(found.split) != source.split:
+                raise CalibrationError(
+                    f"{source.label}: the folder holds one table, of split {found.split}, not "
+                    f"{source.split!r}; leave the split out to use it"
+                )
         else:
             name = str(path) if path.exists() else source.path
             found = datasets.load_dataset(name, source.config, split=split)

@@ -1,0 +1,117 @@
+"""The commands draft-vocab, verify and inspect: output, exit codes, one line for each mistake."""
+
+import json
+from pathlib import Path
+
+import pytest
+from bytebound.text.tokenizer import load_tokenizer
+from bytebound_quant.draft_vocab import load_draft_vocab
+from safetensors.torch import load_file, save_file
+
+from .conftest import Outcome, Run, runtime_helper
+from .test_calibration import HELDOUT, story
+
+VOCAB = 400
+
+
+def one_line(outcome: Outcome) -> str:
+    """Wrong use: exit code 2, nothing on stdout, one line on stderr."""
+    assert outcome.code == 2, outcome
+    assert outcome.out == ""
+    (line,) = outcome.err.splitlines()
+    assert line.startswith("bytebound-quant: error: ")
+    return line
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    runtime_helper("checkpoints").random_checkpoint(folder, vocab_size=VOCAB)
+    runtime_helper("conftest").write_tokenizer(folder)
+    (tmp_path / "corpus.txt").write_text(story(200))
+    return folder
+
+
+def test_draft_vocab_beside_the_checkpoint(run: Run, model: Path, tmp_path: Path) -> None:
+    corpus = f"text:{tmp_path}/corpus.txt"
+    plot = tmp_path / "curve.svg"
+    done = run("draft-vocab", model, "--corpus", corpus, "--size", 300, "--plot", plot)
+    assert done.code == 0 and done.err == ""
+    assert "300 of 400 ids" in done.out and "<- chosen" in done.out
+    assert plot.read_text().lstrip().startswith("<?xml")
+    ids = load_draft_vocab(
+        model / "draft_vocab.safetensors", vocab_size=VOCAB, tokenizer=load_tokenizer(model)
+    )
+    assert len(ids) == 300
+    # It breaks neither the check of the folder nor its inspection.
+    assert run("verify", model).code == 0
+    assert "300 of 400" in run("inspect", model).out
+
+
+def test_draft_vocab_as_json(run: Run, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "ids.safetensors"
+    done = run(
+        "draft-vocab", model, "--corpus", f"text:{tmp_path}/corpus.txt", "--size", 300,
+        "-o", out, "--plot", tmp_path / "c.png", "--json",
+    )  # fmt: skip
+    report = json.loads(done.out)
+    assert report["file"] == str(out) and out.is_file()
+    assert report["curve"][-1] == {"ids": VOCAB, "coverage": 1.0}
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    first = out.read_bytes()
+    run("draft-vocab", model, "--corpus", f"text:{tmp_path}/corpus.txt", "--size", 300, "-o", out)
+    assert out.read_bytes() == first
+
+
+def test_draft_vocab_mistakes(run: Run, model: Path, tmp_path: Path) -> None:
+    corpus = f"text:{tmp_path}/corpus.txt"
+    cases = [
+        (["--corpus", "notes.txt", "--size", 300], "not understood"),
+        (["--corpus", corpus, "--size", 3], "size is 3"),
+        (["--corpus", f"text:{HELDOUT}", "--size", 300], "held-out text"),
+        (["--corpus", corpus, "--size", 300, "--plot", "x.txt"], ".svg"),
+        (["--corpus", corpus, "--size", 300, "-o", tmp_path / "no" / "x"], "cannot be written"),
+        (["--corpus", f"{corpus}.gone", "--size", 300], "cannot be read"),
+    ]
+    for arguments, message in cases:
+        assert message in one_line(run("draft-vocab", model, *arguments))
+    assert not (model / "draft_vocab.safetensors").exists()
+
+
+def test_draft_vocab_needs_a_tokenizer(run: Run, plain_folder: Path) -> None:
+    done = run("draft-vocab", plain_folder, "--corpus", "text:x", "--size", 300)
+    assert "holds no tokenizer" in one_line(done)
+
+
+def test_verify_exit_codes(run: Run, packed_folder: Path, plain_folder: Path) -> None:
+    """E31."""
+    sound = run("verify", packed_folder, "--source", plain_folder)
+    assert sound.code == 0 and "all sound" in sound.out
+    path = packed_folder / "model.safetensors"
+    tensors = load_file(path)
+    codes = tensors["model.layers.0.linear_attn.in_proj_qkv.weight_packed"]
+    codes[: len(codes) // 3] = -0x77777778
+    save_file(tensors, path)
+    wrong = run("verify", packed_folder)
+    assert wrong.code == 1
+    assert "wrong: model.layers.0.linear_attn.in_proj_qkv.weight: rows 0-" in wrong.out
+    report = json.loads(run("verify", packed_folder, "--json").out)
+    assert report["ok"] is False and len(report["problems"]) == 1
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+def test_folders_that_cannot_be_read(run: Run, tmp_path: Path, command: str) -> None:
+    assert "config.json" in one_line(run(command, tmp_path))
+    assert "no model folder" in one_line(run(command, tmp_path / "gone"))
+
+
+def test_inspect(run: Run, packed_folder: Path, plain_folder: Path) -> None:
+    done = run("inspect", packed_folder)
+    assert done.code == 0 and "int4 pack-quantized g32 sym" in done.out
+    assert json.loads(run("inspect", packed_folder, "--json").out)["layout"] == "pack-quantized"
+    assert "not quantized" in run("inspect", plain_folder).out
+
+
+def test_the_shipped_model(run: Run) -> None:
+    assert run("verify", "tiny").code == 0
+    assert "total" in run("inspect", "tiny").out
