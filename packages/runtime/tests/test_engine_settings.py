@@ -240,6 +240,7 @@ class TestDrafts:
             (Proposal((1,), stated(360)), r"probs of shape \(360,\), expected \(1, 360\)"),
             (Proposal((1,), stated(1, 360, value=0.0)), r"id 1 with probability 0\.0"),
             (Proposal((1,), stated(1, 360, value=np.nan)), "id 1 with probability nan"),
+            (Proposal((1,), stated(1, 360, value=0.5)), r"probs with sums \[180\.0\]"),
         ],
         ids=[
             "5 ids",
@@ -253,6 +254,7 @@ class TestDrafts:
             "probs without rows",
             "probability 0",
             "probability NaN",
+            "sum 180",
         ],
     )
     @pytest.mark.parametrize("temperature", [0.0, 1.0])

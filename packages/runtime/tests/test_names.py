@@ -53,3 +53,19 @@ def test_shipped_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models" / "tiny").mkdir(parents=True)
     (tmp_path / "models" / "tiny" / "config.json").write_text("{}")
     assert resolve_model("tiny") == tmp_path / "models" / "tiny"
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["~nosuchuser/model", "x" * 300, "x" * 5000, "a\0b"],
+    ids=["user", "300", "5000", "NUL"],
+)
+def test_paths_that_the_system_refuses(given: str) -> None:
+    with pytest.raises(CheckpointError, match="no model folder"):
+        resolve_model(given)
+
+
+@pytest.mark.parametrize("given", [None, 5, b"tiny"])
+def test_what_is_no_path(given: object) -> None:
+    with pytest.raises(CheckpointError, match="expected a folder or a known name"):
+        resolve_model(given)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from bytebound import Engine, SamplingParams
-from transformers import Qwen3_5ForCausalLM
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from .checkpoints import SHAPES, random_checkpoint
 
@@ -55,6 +55,36 @@ def test_logits_equal_transformers(tmp_path: Path, shape: str, length: int) -> N
         expected = oracle(folder)(torch.tensor([ids])).logits[0]
     spread = expected.std()
     torch.testing.assert_close(engine.score(ids) / spread, expected / spread, atol=1e-4, rtol=0)
+
+
+def test_logits_of_a_default_initialised_model_equal_transformers(tmp_path: Path) -> None:
+    """Within 1e-4 as they are, with a rotary section that belongs to a larger head."""
+    config = Qwen3_5TextConfig(
+        vocab_size=300,
+        hidden_size=96,
+        intermediate_size=160,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        linear_num_key_heads=2,
+        linear_num_value_heads=6,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [11, 11, 10],
+            "mrope_interleaved": True,
+        },
+    )
+    torch.manual_seed(0)
+    Qwen3_5ForCausalLM(config).save_pretrained(tmp_path)
+    ids = prompt(300, TOKENS)
+    with torch.no_grad():
+        expected = oracle(tmp_path)(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(reference(tmp_path).score(ids), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -137,9 +137,10 @@ class ModelConfig:
         read = _Reader(text)
         num_layers = read.positive_int("num_hidden_layers", most=MOST_LAYERS)
         theta, factor, mrope_section = rope_of(text)
+        _check_mrope_section(mrope_section)
         factor = DEFAULT_PARTIAL_ROTARY_FACTOR if factor is None else factor
         rope = _Reader({"rope_theta": theta, "partial_rotary_factor": factor})
-        config = cls(
+        return cls(
             vocab_size=read.positive_int("vocab_size"),
             hidden_size=read.positive_int("hidden_size"),
             intermediate_size=read.positive_int("intermediate_size"),
@@ -155,13 +156,7 @@ class ModelConfig:
             linear_conv_kernel_dim=read.positive_int("linear_conv_kernel_dim"),
             rms_norm_eps=read.positive_float("rms_norm_eps"),
             rope_theta=rope.positive_float("rope_theta"),
-            partial_rotary_factor=_Reader(
-                {
-                    "partial_rotary_factor": DEFAULT_PARTIAL_ROTARY_FACTOR
-                    if factor is None
-                    else factor
-                }
-            ).positive_float("partial_rotary_factor"),
+            partial_rotary_factor=rope.positive_float("partial_rotary_factor"),
             max_position_embeddings=read.positive_int("max_position_embeddings"),
             tie_word_embeddings=_tied(text, outer),
             mtp_num_hidden_layers=_mtp_layers(text),
@@ -170,8 +165,6 @@ class ModelConfig:
             generation=_generation_defaults(generation or {}),
             quantization=scheme_from_config(raw),
         )
-        _check_mrope_section(mrope_section, config.rotary_dim)
-        return config
 
 
 def read_json_object(folder: Path, name: str) -> dict[str, Any]:
@@ -356,12 +349,12 @@ def _check_shape(config: ModelConfig) -> None:
     )
 
 
-def _check_mrope_section(section: Any, rotary_dim: int) -> None:
+def _check_mrope_section(section: Any) -> None:
+    """Its sum is not checked: it shares frequencies among three axes, which are equal for text."""
     if section is None:
         return
     sound = isinstance(section, list) and all(type(part) is int and part >= 0 for part in section)
-    if not sound or len(section) != 3 or sum(section) != rotary_dim // 2:
+    if not sound or len(section) != 3:
         raise CheckpointError(
-            f"{CONFIG_FILE}: mrope_section is {section!r}, expected three integers that sum to "
-            f"{rotary_dim // 2} (half of the {rotary_dim} rotary dimensions)"
+            f"{CONFIG_FILE}: mrope_section is {section!r}, expected three whole numbers"
         )

@@ -6,7 +6,9 @@ accept, commit.
 
 import operator
 import secrets
+import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
@@ -19,7 +21,7 @@ from bytebound.config import ModelConfig
 from bytebound.drafts.base import Draft, Proposal
 from bytebound.errors import ContextOverflowError, InvalidRequestError, TokenizerMissingError
 from bytebound.executor import Executor
-from bytebound.loading import DEFAULT_MAX_LEN, Progress, check_integer, load_engine_parts
+from bytebound.loading import Progress, check_integer, load_engine_parts
 from bytebound.memory import MemoryPlan
 from bytebound.results import GenerationResult, StreamEvent, TokenLogprob
 from bytebound.sampling import Sampler, SamplingParams
@@ -57,6 +59,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._config = config
         self._active: _Request | None = None
+        self._lock = threading.Lock()
 
     @classmethod
     def from_pretrained(
@@ -65,7 +68,7 @@ class Engine:
         backend: str = "auto",
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
-        max_len: int = DEFAULT_MAX_LEN,
+        max_len: int | None = None,
         kv_dtype: str = "auto",
         draft: str | Draft = "mtp",
         num_draft_tokens: int = 4,
@@ -78,9 +81,9 @@ class Engine:
         ``backend``: "reference" (PyTorch, CPU or GPU) or "auto"; ``device`` and ``dtype``
         ("float32" or "bfloat16") are for the reference backend, by default the GPU with the
         checkpoint's dtype if there is one, else the CPU with float32. ``max_len`` counts prompt and
-        completion; its default is capped by the model's own limit, any other value above that limit
-        is refused. ``draft``: "mtp", "ngram", "none" or a Draft; a checkpoint without an MTP head
-        runs without drafts and says so in a warning. ``num_draft_tokens`` is 1 to 8. ``seed``
+        completion, by default 8,192 or the model's own limit if that is less; a value above the
+        limit is refused. ``draft``: "mtp", "ngram", "none" or a Draft; a checkpoint without an MTP
+        head runs without drafts and says so in a warning. ``num_draft_tokens`` is 1 to 8. ``seed``
         serves requests that bring none; without either, sampling differs from run to run.
         ``on_progress(done, total)`` is told about bytes of weights as they are read.
 
@@ -177,8 +180,8 @@ class Engine:
     ) -> Iterator[StreamEvent]:
         """Run one request, one event per step. It is checked here, before the first event.
 
-        The last event carries ``finish_reason`` ("stop" or "length") and ``stats``. Closing the
-        iterator ends the request.
+        Every event carries the ``stats`` so far, the last one ``finish_reason`` ("stop" or
+        "length"). Closing the iterator ends the request.
         """
         params = self.default_params() if params is None else params
         prompt = self._check_prompt(prompt_ids)
@@ -186,7 +189,8 @@ class Engine:
         if room < min(1, params.max_tokens):
             raise ContextOverflowError(
                 f"the prompt has {len(prompt)} tokens and the context {self.max_len}: "
-                "no room for a completion. Shorten the prompt or raise max_len"
+                "no room for a completion. Shorten the prompt, or load with a larger max_len "
+                "where the model has one"
             )
         end_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -206,25 +210,24 @@ class Engine:
             raise ContextOverflowError(
                 f"{len(prompt)} tokens to score, more than the context of {self.max_len}"
             )
-        self._active = None  # scoring reuses the one sequence
-        return self.executor.score(prompt).cpu()
+        with self._lock:
+            self._active = None  # scoring takes the one sequence
+            return self.executor.score(prompt).cpu()
 
     def _run(self, request: "_Request") -> Iterator[StreamEvent]:
         """The decode loop: guess, verify, accept, commit."""
         executor = self.executor
-        self._check_active(request)
-        with request.clock.prefill():
+        with self._sequence_of(request), request.clock.prefill():
             rows = self._prefill(request.prompt)
             event = request.gain(Proposal(()), rows)
-        yield request.closed(event, self.bytes_per_token)
+        yield request.counted(event, self.bytes_per_token)
         while event.finish_reason is None:
-            self._check_active(request)
-            with request.clock.decode():
+            with self._sequence_of(request), request.clock.decode():
                 proposal = self._propose(event.token_ids, request)
                 rows = executor.verify([event.token_ids[-1], *proposal.ids])
                 event = request.gain(proposal, rows)
                 executor.commit(len(event.token_ids))
-            yield request.closed(event, self.bytes_per_token)
+            yield request.counted(event, self.bytes_per_token)
 
     def _prefill(self, prompt: list[int]) -> torch.Tensor:
         """Start the sequence over with ``prompt``; logits [1, vocab] of its last row."""
@@ -247,12 +250,16 @@ class Engine:
         proposal.check(self.draft.name, count, self.executor.vocab_size)
         return proposal
 
-    def _check_active(self, request: "_Request") -> None:
-        if request is not self._active:
-            raise InvalidRequestError(
-                "another request was started on this engine, which ended this one; "
-                "an engine runs one request at a time"
-            )
+    @contextmanager
+    def _sequence_of(self, request: "_Request") -> Iterator[None]:
+        """Hold the one sequence for a step, if it is still this request's."""
+        with self._lock:
+            if request is not self._active:
+                raise InvalidRequestError(
+                    "another request was started on this engine, which ended this one; "
+                    "an engine runs one request at a time"
+                )
+            yield
 
     def _check_prompt(self, prompt_ids: Iterable[int]) -> list[int]:
         given: Any = prompt_ids.tolist() if isinstance(prompt_ids, torch.Tensor) else prompt_ids
@@ -311,10 +318,8 @@ class _Request:
             completion.finish_reason,
         )
 
-    def closed(self, event: StreamEvent, bytes_per_token: float | None) -> StreamEvent:
-        """The event with the request's stats if it is the last one."""
-        if event.finish_reason is None:
-            return event
+    def counted(self, event: StreamEvent, bytes_per_token: float | None) -> StreamEvent:
+        """The event with the request's stats up to it."""
         stats = self.clock.stats(
             prompt_tokens=len(self.prompt),
             completion_tokens=len(self.completion.token_ids),

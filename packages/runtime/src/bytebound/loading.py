@@ -4,6 +4,7 @@ import difflib
 import warnings
 from collections.abc import Callable
 from os import PathLike
+from pathlib import Path
 from typing import TypedDict
 
 import torch
@@ -12,7 +13,7 @@ from bytebound.checkpoint import Checkpoint, load_checkpoint
 from bytebound.config import ModelConfig
 from bytebound.drafts import Draft, MtpDraft, NgramDraft
 from bytebound.errors import CheckpointError, CudaUnavailableError, InvalidSettingError
-from bytebound.memory import MemoryPlan, MemorySettings, byte_budget, memory_plan
+from bytebound.memory import MemoryPlan, MemorySettings, byte_budget, check_fits, memory_plan
 from bytebound.names import resolve_model
 from bytebound.reference.executor import PREFILL_CHUNK, ReferenceExecutor
 from bytebound.reference.layout import store_output_major
@@ -47,7 +48,7 @@ def load_engine_parts(
     backend: str,
     device: str | torch.device | None,
     dtype: str | torch.dtype | None,
-    max_len: int,
+    max_len: int | None,
     kv_dtype: str,
     draft: str | Draft,
     num_draft_tokens: int,
@@ -76,26 +77,27 @@ def load_engine_parts(
         raise InvalidSettingError(
             f"kv_dtype={kv_dtype!r}: the reference backend keeps KV in its own dtype; use 'auto'"
         )
-    max_len = check_max_len(max_len, config)
+    length = check_max_len(max_len, config)
     tokenizer = load_tokenizer(folder)
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, "
             f"the model only {config.vocab_size}"
         )
+    _check_memory(config, length, kind, where)
     checkpoint = load_checkpoint(folder, config, dtype=kind, device=where, on_progress=on_progress)
     if where.type == "cpu" and kind == torch.float32:
         store_output_major(checkpoint.weights)
     with_mtp = checkpoint.weights.mtp is not None
-    drafter = _make_draft(draft, checkpoint, config, max_len)
+    drafter = _make_draft(draft, checkpoint, config, length)
     return EngineParts(
-        executor=ReferenceExecutor(checkpoint.weights, config, max_len=max_len),
+        executor=ReferenceExecutor(checkpoint.weights, config, max_len=length),
         draft=drafter,
         num_draft_tokens=num_draft_tokens,
         tokenizer=tokenizer,
         config=config,
         end_ids=(*config.eos_token_ids, *(tokenizer.eos_ids if tokenizer else ())),
-        memory_plan=plan_memory(config, max_len, kind, with_mtp=with_mtp),
+        memory_plan=plan_memory(config, length, kind, with_mtp=with_mtp),
         bytes_per_token=byte_budget(
             config,
             bits_per_weight=8.0 * kind.itemsize,
@@ -109,8 +111,12 @@ def plan_memory(
     config: ModelConfig, max_len: int, dtype: torch.dtype, *, with_mtp: bool
 ) -> MemoryPlan:
     """What the reference backend will hold: everything at its one dtype."""
+    return memory_plan(config, max_len=max_len, settings=_memory_settings(dtype, with_mtp))
+
+
+def _memory_settings(dtype: torch.dtype, with_mtp: bool) -> MemorySettings:
     bits = 8.0 * dtype.itemsize
-    settings = MemorySettings(
+    return MemorySettings(
         bits_per_weight=bits,
         embedding_bits=bits,
         mtp_bits=bits,
@@ -122,14 +128,35 @@ def plan_memory(
         verify_rows=WINDOW,
         verify_keeps_states=True,
     )
-    return memory_plan(config, max_len=max_len, settings=settings)
 
 
-def check_max_len(max_len: int, config: ModelConfig) -> int:
-    """The context to allocate: the default is capped by the model's limit, others refused."""
+def _check_memory(
+    config: ModelConfig, max_len: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Refuse what cannot fit before a weight is read, and name the context that would."""
+    available = available_memory(device)
+    if available is not None:
+        settings = _memory_settings(dtype, with_mtp=bool(config.mtp_num_hidden_layers))
+        check_fits(config, available, max_len=max_len, settings=settings)
+
+
+def available_memory(device: torch.device) -> int | None:
+    """Bytes that can still be taken on this device; None where nobody says."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    sizes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(sizes[0]) * 1024 if sizes else None
+
+
+def check_max_len(max_len: int | None, config: ModelConfig) -> int:
+    """The context to allocate: None is the default, cut to the model's limit."""
     limit = config.max_position_embeddings
-    if max_len == DEFAULT_MAX_LEN and type(max_len) is int:
-        return min(max_len, limit)
+    if max_len is None:
+        return min(DEFAULT_MAX_LEN, limit)
     return check_integer("max_len", max_len, 1, limit)
 
 

@@ -19,13 +19,19 @@ def resolve_model(path_or_name: str | os.PathLike[str]) -> Path:
 
     To use a folder that is called like a known name, write it as a path: ``./tiny``.
     """
-    given = os.fspath(path_or_name)
+    if not isinstance(path_or_name, (str, os.PathLike)):
+        raise CheckpointError(f"the model is {path_or_name!r}; expected a folder or a known name")
+    given = str(os.fspath(path_or_name))
     if isinstance(path_or_name, str) and given in KNOWN_NAMES:
         return _shipped(given)
-    folder = Path(given).expanduser()
-    if given and folder.is_dir():
+    try:
+        folder = Path(given).expanduser()
+        is_folder, is_file = folder.is_dir(), folder.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, an unknown user, a NUL
+        raise CheckpointError(f"no model folder {_short(given)!r}: {error}") from None
+    if given and is_folder:
         return folder
-    if folder.is_file():
+    if is_file:
         raise CheckpointError(
             f"{given} is a file; give the folder that holds it, with config.json and safetensors"
         )
@@ -40,6 +46,10 @@ def _shipped(name: str) -> Path:
             "reinstall bytebound, or give a model folder"
         )
     return folder
+
+
+def _short(given: str) -> str:
+    return given if len(given) <= 100 else f"{given[:100]}..."
 
 
 def _not_found(given: str) -> str:

@@ -48,7 +48,7 @@ class GenerationStats:
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """What one step added. ``finish_reason`` and ``stats`` are set on the last event only."""
+    """What one step added, and the request's stats up to it; the last one says why it ended."""
 
     token_ids: tuple[int, ...]
     text_delta: str

@@ -1,12 +1,13 @@
 """One answer as it comes in, whether it ends by itself or by Ctrl-C."""
 
-import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from bytebound.cli.progress import Waiting
+from bytebound.clock import RequestClock
 from bytebound.results import GenerationStats, StreamEvent, TokenLogprob
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ class Answer:
         self.text += event.text_delta
         self.token_ids += event.token_ids
         self.logprobs += event.logprobs or ()
-        if event.finish_reason is not None and event.stats is not None:
-            self.finish_reason, self.stats = event.finish_reason, event.stats
+        self.stats = event.stats or self.stats
+        if event.finish_reason is not None:
+            self.finish_reason = event.finish_reason
 
 
 def run_request(
@@ -48,15 +50,14 @@ def run_request(
 ) -> Answer:
     """Generate and ``show`` each step as it comes. Ctrl-C ends the answer, not the program."""
     stream = engine.stream(prompt_ids, params)
-    watch = _Watch(len(prompt_ids))
-    answer = Answer(watch.stats())
-    try:
+    nothing = RequestClock().stats(
+        prompt_tokens=len(prompt_ids), completion_tokens=0, bytes_per_token=engine.bytes_per_token
+    )
+    answer = Answer(nothing)
+    with suppress(KeyboardInterrupt):
         for event in _patiently(stream):
-            watch.step(len(event.token_ids))
             answer.take(event)
             show(event)
-    except KeyboardInterrupt:
-        answer.stats = watch.stats()
     return answer
 
 
@@ -65,38 +66,3 @@ def _patiently(stream: Iterator[StreamEvent]) -> Iterator[StreamEvent]:
     with Waiting("reading the prompt"):
         first = next(stream)
     yield from chain([first], stream)
-
-
-class _Watch:
-    """Counts what the engine reports at the end only, for answers that never get there."""
-
-    def __init__(self, prompt_tokens: int) -> None:
-        self._prompt_tokens = prompt_tokens
-        self._start = time.perf_counter()
-        self._first: float | None = None
-        self._tokens = 0
-        self._steps = 0
-
-    def step(self, tokens: int) -> None:
-        if self._first is None:
-            self._first = time.perf_counter()
-        else:
-            self._steps += 1
-        self._tokens += tokens
-
-    def stats(self) -> GenerationStats:
-        now = time.perf_counter()
-        first = now if self._first is None else self._first
-        decoded = max(0, self._tokens - 1)
-        return GenerationStats(
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=0,
-            completion_tokens=self._tokens,
-            prefill_s=first - self._start,
-            decode_s=now - first,
-            tok_per_s=decoded / (now - first) if now > first else 0.0,
-            steps=self._steps,
-            drafted=0,
-            accepted=decoded - self._steps,
-            mean_accepted_len=decoded / self._steps if self._steps else 0.0,
-        )

@@ -21,7 +21,6 @@ def open_engine(options: EngineOptions, sampling: SamplingOptions) -> "Engine":
     with Waiting("loading") as waiting:
         from bytebound.config import ModelConfig
         from bytebound.engine import Engine
-        from bytebound.loading import DEFAULT_MAX_LEN
         from bytebound.names import resolve_model
         from bytebound.sampling import SamplingParams
 
@@ -36,7 +35,7 @@ def open_engine(options: EngineOptions, sampling: SamplingOptions) -> "Engine":
                 backend=options.backend,
                 device=options.device,
                 dtype=options.dtype,
-                max_len=DEFAULT_MAX_LEN if options.max_len is None else options.max_len,
+                max_len=options.max_len,
                 draft=_draft(options.draft, folder, config),
                 num_draft_tokens=options.num_draft_tokens,
                 on_progress=waiting.advance,

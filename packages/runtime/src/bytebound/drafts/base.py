@@ -47,6 +47,11 @@ class Proposal:
                     f"draft {name!r} proposed id {token} with probability {float(row[token])}, "
                     "expected the probability above 0 that it was drawn with"
                 )
+        sums = self.probs.sum(-1)
+        if not bool(((sums - 1).abs() < 1e-6).all()):
+            raise InvalidSettingError(
+                f"draft {name!r} proposed probs with sums {sums.tolist()}, expected 1 each"
+            )
 
 
 class Draft(Protocol):

@@ -4,6 +4,7 @@ Two threads that wait for each other in every product gain little there, and on 
 wait costs a time slice of the scheduler: such a step can take thirty times longer.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,15 +13,39 @@ import torch
 SMALL_PRODUCT = 64_000_000  # multiply-adds: about a millisecond of one core
 
 
+class _OneThread:
+    """Counts who wants one thread: the setting is the process's, so the last one restores it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before = 1
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._before = torch.get_num_threads()
+                torch.set_num_threads(1)
+            self._users += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                torch.set_num_threads(self._before)
+
+
+_ONE_THREAD = _OneThread()
+
+
 @contextmanager
 def threads_for(elements: int, rows: int) -> Iterator[None]:
     """Run on one CPU thread where the largest matrix, times the rows, is a small product."""
-    before = torch.get_num_threads()
-    if elements * rows > SMALL_PRODUCT or before == 1:
+    if elements * rows > SMALL_PRODUCT:
         yield
         return
-    torch.set_num_threads(1)
+    _ONE_THREAD.enter()
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        _ONE_THREAD.leave()
