@@ -79,7 +79,14 @@ def test_against_the_slow_form(symmetric: bool, act_order: bool, group: int, blo
     scheme = Scheme(symmetric=symmetric, group_size=group)
     weight, x = normal(N, K), inputs()
     matrix, notes = gptq(
-        weight, hessian_of(x), scheme, mse=False, act_order=act_order, block=block, refine=0
+        weight,
+        hessian_of(x),
+        scheme,
+        mse=False,
+        act_order=act_order,
+        block=block,
+        refine=0,
+        shrinkage=0,
     )
     same = (matrix.codes == slow_gptq(weight, x, scheme, act_order, 0.01)).all(1)
     # a row that plain rounding happens to serve better keeps it
@@ -110,7 +117,7 @@ def test_each_addition_lowers_the_error(symmetric: bool) -> None:
     scheme = Scheme(symmetric=symmetric, group_size=32)
     weight, hessian = normal(64, 128), hessian_of(inputs(1000, 128))
     plain, searched, once, twice = (
-        gptq(weight, hessian, scheme, mse=mse, refine=refine)[1].error
+        gptq(weight, hessian, scheme, mse=mse, refine=refine, shrinkage=0)[1].error
         for mse, refine in ((False, 0), (True, 0), (True, 1), (True, 2))
     )
     assert plain > searched > once > twice
@@ -213,7 +220,8 @@ def test_dead_columns_are_rounded_and_touch_nothing() -> None:
 
 
 def test_damping_grows_and_is_reported() -> None:
-    matrix, notes = gptq(normal(N, K), hessian_of(repeated()), Scheme(group_size=16), damping=0.0)
+    weight, hessian = normal(N, K), hessian_of(repeated())
+    matrix, notes = gptq(weight, hessian, Scheme(group_size=16), damping=0.0, shrinkage=0)
     assert notes.attempts > 1 and notes.damping >= 0.001
     assert notes.rounded_rows < N
     assert matrix.dequantize().isfinite().all()
@@ -228,6 +236,17 @@ def test_plain_rounding_is_kept_where_nothing_factorises(monkeypatch: pytest.Mon
     assert (notes.attempts, notes.error) == (4, notes.rtn_error)
 
 
+def test_shrinkage_helps_other_inputs_when_rows_are_few() -> None:
+    weight, scheme = normal(64, 128), Scheme(group_size=32)
+    mix = normal(128, 128, seed=7) / 128**0.5 + torch.eye(128)
+    few, other = normal(100, 128, seed=8) @ mix, hessian_of(normal(5000, 128, seed=9) @ mix)
+    kept, notes = gptq(weight, hessian_of(few), scheme)
+    fitted, again = gptq(weight, hessian_of(few), scheme, shrinkage=0)
+    assert notes.shrinkage == pytest.approx(1.28**0.5) and again.shrinkage == 0
+    errors = [output_errors(weight, m, other.matrix).sum() for m in (kept, fitted)]
+    assert errors[0] < 0.8 * errors[1]
+
+
 def test_what_is_refused() -> None:
     weight, scheme, good = normal(N, K), Scheme(group_size=16), hessian_of(inputs())
     with pytest.raises(CalibrationError, match="no calibration rows"):
@@ -238,7 +257,13 @@ def test_what_is_refused() -> None:
         gptq(weight, hessian_of(torch.full((2, K), 1e30)), scheme)
     with pytest.raises(UnsupportedShapeError, match="32 input features, the calibration 48"):
         gptq(weight[:, :32], good, scheme)
-    for option in ({"damping": -1.0}, {"damping": float("nan")}, {"block": 0}, {"refine": -1}):
+    for option in (
+        {"damping": -1.0},
+        {"damping": float("nan")},
+        {"block": 0},
+        {"refine": -1},
+        {"shrinkage": -1.0},
+    ):
         with pytest.raises(SchemeError, match=next(iter(option))):
             gptq(weight, good, scheme, **option)
     with pytest.raises(CalibrationError, match="rows of 48 features"):
