@@ -23,7 +23,6 @@ import torch
 from bytebound.shards import DRAFT_VOCAB_FILE
 from bytebound.text.tokenizer import Tokenizer
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from bytebound_quant.calibration import check_vocabulary
 from bytebound_quant.errors import DraftVocabError, VocabularyMismatchError
@@ -170,7 +169,7 @@ def save_draft_vocab(vocab: DraftVocab, path: Path, tokenizer: Tokenizer) -> Non
         "corpus_sha256": vocab.corpus_sha256,
         "corpus_tokens": str(vocab.corpus_tokens),
     }
-    raw = save({"ids": vocab.ids, "counts": vocab.counts}, metadata)
+    raw = _file_bytes(vocab, metadata)
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("wb") as file:
@@ -248,6 +247,21 @@ def check_ids(ids: torch.Tensor, vocab_size: int, where: str) -> None:
         raise DraftVocabError(f"{where}: id {twice} is in it {int(times.max())} times")
     if not torch.equal(values, ids):
         raise DraftVocabError(f"{where}: the ids are not in ascending order")
+
+
+def _file_bytes(vocab: DraftVocab, metadata: dict[str, str]) -> bytes:
+    """The file as the format has it, metadata in a fixed order: the same choice, the same bytes."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    body = b""
+    # The wider type first, so that both are aligned.
+    for name, dtype, tensor in (("counts", "I64", vocab.counts), ("ids", "I32", vocab.ids)):
+        raw = tensor.numpy().astype(f"<i{tensor.element_size()}").tobytes()
+        offsets = [len(body), len(body) + len(raw)]
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": offsets}
+        body += raw
+    text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + body
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
