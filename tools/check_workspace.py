@@ -10,97 +10,18 @@ Prints one line per violation. Exit code 0: none; 1: some; 2: this is not a work
 
 import argparse
 import sys
-import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from changelog import find_section
-from check_text import check_fault_table, check_tracked_text
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from changelog import find_section, odd_headings
+from check_links import check_links
+from check_requirements import check_requirements
+from check_text import check_fault_table, check_tracked_text, tracked_files
+from workspace import Member, Workspace, WorkspaceError, load_workspace
 
 LICENCE = "Apache-2.0"
 """Every member's licence; a member may add others by AND, and then carries their texts."""
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-PRIVATE = "Private :: "
-"""A classifier that begins so keeps a package off the index: it is never published."""
-
-
-class WorkspaceError(Exception):
-    """The folder is not a workspace that can be checked at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One package of the workspace, as its manifest describes it."""
-
-    folder: Path
-    name: str
-    project: dict[str, Any]
-
-    @property
-    def import_name(self) -> str:
-        """Name of the import package: the distribution's, with underscores."""
-        return self.name.replace("-", "_")
-
-    @property
-    def published(self) -> bool:
-        """Whether releases of this member go to the index."""
-        return not any(c.startswith(PRIVATE) for c in self.project.get("classifiers", []))
-
-    @property
-    def version(self) -> Version | None:
-        """The static version, or None where there is none that parses."""
-        try:
-            return Version(self.project["version"])
-        except (KeyError, TypeError, InvalidVersion):
-            return None
-
-
-@dataclass(frozen=True, slots=True)
-class Workspace:
-    """The root manifest and its members, sorted by folder."""
-
-    root: Path
-    manifest: dict[str, Any]
-    members: tuple[Member, ...]
-
-    def member(self, name: str) -> Member | None:
-        """Return the member of that distribution name, in any spelling of it."""
-        wanted = canonicalize_name(name)
-        return next((m for m in self.members if canonicalize_name(m.name) == wanted), None)
-
-
-def load_workspace(root: Path) -> Workspace:
-    """Read the root manifest and every member's.
-
-    Raises:
-        WorkspaceError: a manifest is missing, is not TOML, or names no package.
-    """
-    manifest = _read_manifest(root / "pyproject.toml")
-    patterns = manifest.get("tool", {}).get("uv", {}).get("workspace", {}).get("members", [])
-    folders = sorted({folder for p in patterns for folder in root.glob(p) if folder.is_dir()})
-    if not folders:
-        raise WorkspaceError(
-            f"{root / 'pyproject.toml'}: tool.uv.workspace.members names no folder"
-        )
-    members = []
-    for folder in folders:
-        project = _read_manifest(folder / "pyproject.toml").get("project", {})
-        if not isinstance(project.get("name"), str):
-            raise WorkspaceError(f"{folder / 'pyproject.toml'}: project.name is missing")
-        members.append(Member(folder=folder, name=project["name"], project=project))
-    return Workspace(root=root, manifest=manifest, members=tuple(members))
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise WorkspaceError(f"{path}: {error}") from error
 
 
 def check_root_lists_members(workspace: Workspace) -> Iterator[str]:
@@ -133,41 +54,6 @@ def check_versions(workspace: Workspace) -> Iterator[str]:
             yield f"{member.name}: project.version is {found!r}, expected a version such as '0.1.0'"
 
 
-def check_ranges(workspace: Workspace) -> Iterator[str]:
-    """Every range between members has a floor and a cap and holds the member's current version.
-
-    Also: a member that is published needs no member that is not, and nothing needs itself.
-    """
-    for member in workspace.members:
-        extras = member.project.get("optional-dependencies", {}).values()
-        listed = [*member.project.get("dependencies", []), *(r for extra in extras for r in extra)]
-        for text in listed:
-            try:
-                requirement = Requirement(text)
-            except InvalidRequirement as error:
-                yield f"{member.name}: dependency {text!r} does not parse: {error}"
-                continue
-            sibling = workspace.member(requirement.name)
-            if sibling is None or (sibling is member and requirement.extras):
-                continue
-            yield from _check_range(member, sibling, requirement)
-
-
-def _check_range(member: Member, sibling: Member, requirement: Requirement) -> Iterator[str]:
-    operators = {specifier.operator for specifier in requirement.specifier}
-    if not operators & {">=", "==", "~="}:
-        yield f"{member.name}: {requirement} has no floor; write >= the oldest tested version"
-    if not operators & {"<", "==", "~="}:
-        yield f"{member.name}: {requirement} has no cap; write < the next minor version"
-    version = sibling.version
-    if version is not None and not requirement.specifier.contains(version, prereleases=True):
-        yield f"{member.name}: {requirement} does not hold {sibling.name}'s own version {version}"
-    if member.published and not sibling.published:
-        yield f"{member.name}: is published but needs {sibling.name}, which is not"
-    if sibling.name == "bytebound-evals":
-        yield f"{member.name}: needs {sibling.name}; nothing may depend on it"
-
-
 def check_package_files(workspace: Workspace) -> Iterator[str]:
     """Every member has a README, the licence, its types and a changelog of its version."""
     licence_text = _read_or_none(workspace.root / "LICENSE")
@@ -183,9 +69,11 @@ def check_package_files(workspace: Workspace) -> Iterator[str]:
         terms = str(licence).split(" AND ")
         if terms[0] != LICENCE:
             yield f"{member.name}: project.license is {licence!r}, expected {LICENCE!r}"
-        for term in terms[1:]:
-            if not (member.folder / "LICENSES" / f"{term}.txt").is_file():
-                yield f"{member.name}: LICENSES/{term}.txt is missing"
+        texts = ["LICENSE", *(f"LICENSES/{term}.txt" for term in terms[1:])]
+        for text in texts[1:]:
+            if not (member.folder / text).is_file():
+                yield f"{member.name}: {text} is missing"
+        yield from _check_licence_files(member, texts)
         if licence_text is not None and _read_or_none(member.folder / "LICENSE") != licence_text:
             yield f"{member.name}: LICENSE is missing or differs from the root's; copy it"
         if not (member.folder / "src" / member.import_name / "py.typed").is_file():
@@ -193,11 +81,34 @@ def check_package_files(workspace: Workspace) -> Iterator[str]:
         yield from _check_changelog(member)
 
 
+def _check_licence_files(member: Member, texts: list[str]) -> Iterator[str]:
+    """What `license-files` names is there, and every licence's text is among it."""
+    patterns = member.project.get("license-files")
+    if not isinstance(patterns, list) or not patterns:
+        yield f"{member.name}: project.license-files is {patterns!r}, expected {texts}"
+        return
+    named = set()
+    for pattern in patterns:
+        try:
+            found = {file.relative_to(member.folder) for file in member.folder.glob(str(pattern))}
+        except (ValueError, NotImplementedError):  # empty, or not relative
+            found = set()
+        if not found:
+            yield f"{member.name}: project.license-files names {pattern!r}, which matches no file"
+        named |= found
+    for text in texts:
+        if (member.folder / text).is_file() and Path(text) not in named:
+            yield f"{member.name}: project.license-files lacks {text}"
+
+
 def _check_changelog(member: Member) -> Iterator[str]:
     text = _read_or_none(member.folder / "CHANGELOG.md")
     if text is None:
         yield f"{member.name}: CHANGELOG.md is missing"
-    elif member.version is not None and find_section(text, str(member.version)) is None:
+        return
+    for heading in odd_headings(text):
+        yield f"{member.name}: CHANGELOG.md: {heading!r} is not '## VERSION - DATE' or 'unreleased'"
+    if member.version is not None and find_section(text, str(member.version)) is None:
         yield f"{member.name}: CHANGELOG.md has no section '## {member.version} - ...'"
 
 
@@ -219,7 +130,7 @@ CHECKS = (
     check_root_lists_members,
     check_requires_python,
     check_versions,
-    check_ranges,
+    check_requirements,
     check_package_files,
     check_classifiers,
 )
@@ -235,6 +146,7 @@ def find_violations(root: Path) -> list[str]:
     found = [line for check in CHECKS for line in check(workspace)]
     try:
         found += check_tracked_text(root)
+        found += check_links(root, tracked_files(root))
     except OSError as error:
         raise WorkspaceError(str(error)) from error
     found += check_fault_table(root)
