@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from changelog import find_section
-from check_workspace import Member, Workspace, WorkspaceError, load_workspace
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
+from workspace import Member, Workspace, WorkspaceError, load_workspace
 
 PublishedVersions = Callable[[str], set[str]]
 """Given a distribution's name, every version of it on the index."""
@@ -82,7 +82,10 @@ def find_reasons_in_tree(member: Member, version: str) -> Iterator[str]:
         yield f"{member.name}: is not a published package"
     if str(member.version) != version:
         yield f"{member.name}: the tag says {version}, pyproject.toml says {member.version}"
-    if find_section(_changelog(member), version) is None:
+    section = find_section(_changelog(member), version)
+    if section is not None and not section.date_exists:
+        yield f"{member.name}: CHANGELOG.md gives {version} the date {section.date}, which is none"
+    if section is None:
         yield f"{member.name}: CHANGELOG.md has no section '## {version} - DATE'"
 
 
@@ -122,6 +125,8 @@ def read_index_answer(name: str, code: int, output: str, errors: str) -> set[str
     listed = re.search(r"^Available versions: (.+)$", output, re.M)
     if code == 0 and listed:
         return {version.strip() for version in listed[1].split(",")}
+    if "No module named pip" in errors:
+        raise PlanError("this Python has no pip to ask the index with: python -m ensurepip")
     if "No matching distribution found" in errors and "Retrying" not in errors:
         return set()
     raise PlanError(f"the index gave no clear answer about {name}: {errors.strip()[-200:]}")
@@ -150,7 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         workspace = load_workspace(options.root)
         name, version = split_tag(options.tag, [member.name for member in workspace.members])
         member = workspace.member(name)
-        assert member is not None  # split_tag returns one of the names it was given
+        if member is None:
+            raise PlanError(f"{options.tag}: the workspace has no member {name}")
         if options.rehearse:
             reasons = list(find_reasons_in_tree(member, version))
         else:
@@ -165,7 +171,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     if options.notes is not None:
         section = find_section(_changelog(member), version)
-        options.notes.write_text(f"{section.body if section else ''}\n", encoding="utf-8")
+        try:
+            options.notes.write_text(f"{section.body if section else ''}\n", encoding="utf-8")
+        except OSError as error:
+            print(f"release_plan: --notes {options.notes}: {error.strerror}", file=sys.stderr)
+            return 2
     print(f"distribution={name}")
     print(f"version={version}")
     print(f"folder={member.folder.relative_to(options.root).as_posix()}")

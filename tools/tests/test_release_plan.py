@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 import release_plan
-from check_workspace import Member, Workspace, load_workspace
 from release_plan import PlanError, read_index_answer, split_tag
+from workspace import Member, Workspace, load_workspace
 
 NAMES = ["bytebound", "bytebound-kernels", "bytebound-evals"]
 
@@ -111,6 +111,13 @@ def test_changelog_without_a_date(workspace: Workspace) -> None:
     assert reasons(workspace, READY) == ["bytebound: CHANGELOG.md gives 0.3.0 no date yet"]
 
 
+def test_a_date_that_does_not_exist(workspace: Workspace) -> None:
+    write(workspace.root, "packages/runtime/CHANGELOG.md", "## 0.3.0 - 2026-13-45\n")
+    assert reasons(workspace, READY) == [
+        "bytebound: CHANGELOG.md gives 0.3.0 the date 2026-13-45, which is none"
+    ]
+
+
 def test_index_answers() -> None:
     listed = "bytebound (0.3.0)\nAvailable versions: 0.3.0, 0.2.0\n"
     assert read_index_answer("bytebound", 0, listed, "") == {"0.3.0", "0.2.0"}
@@ -131,6 +138,11 @@ def test_index_answers() -> None:
 def test_an_unclear_index_answer_is_no_permission(code: int, output: str, errors: str) -> None:
     with pytest.raises(PlanError, match="no clear answer about x"):
         read_index_answer("x", code, output, errors)
+
+
+def test_without_pip_it_says_so() -> None:
+    with pytest.raises(PlanError, match="this Python has no pip to ask the index with"):
+        read_index_answer("x", 1, "", "python: No module named pip\n")
 
 
 def test_rehearsal_prints_what_to_build(
@@ -158,6 +170,26 @@ def test_the_plan_pins_the_oldest_siblings_and_writes_the_notes(
     printed = capsys.readouterr().out.splitlines()
     assert printed[-2:] == ["native=false", "oldest_siblings=bytebound-kernels==0.3"]
     assert notes.read_text() == "- New.\n"
+
+
+def test_notes_that_cannot_be_written(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = workspace.root / "none" / "notes.md"
+    root = str(workspace.root)
+    arguments = ["bytebound-v0.3.0", "--rehearse", "--root", root, "--notes", str(notes)]
+    assert release_plan.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"release_plan: --notes {notes}: No such file or directory\n"
+
+
+def test_a_name_that_is_no_member(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(release_plan, "split_tag", lambda tag, names: ("other", "1.0"))
+    assert release_plan.main(["other-v1.0", "--root", str(workspace.root)]) == 2
+    assert "other-v1.0: the workspace has no member other" in capsys.readouterr().err
 
 
 def test_exit_codes_of_refusals(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
