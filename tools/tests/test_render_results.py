@@ -1,5 +1,7 @@
 import copy
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +163,12 @@ def test_markers_must_be_there_once(
 
 def test_no_readme_is_wrong_use(tmp_path: Path) -> None:
     assert run(tmp_path) == 2
+
+
+def test_this_repository_passes() -> None:
+    repository = Path(__file__).resolve().parents[2]
+    script = repository / "tools" / "render_results.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
