@@ -1,0 +1,239 @@
+"""Quantization of one layer of each kind at the 27B shape: time, GPU memory, and RTN's speed.
+
+    python bench/quant_layer.py --json FILE [--device cuda] [--windows 256] [--window 2048]
+
+GPTQ runs the job's own layer code on random weights and random hidden states, which lie in host
+memory as in a real run. Random values are right for time and memory and say nothing of quality.
+Writes all samples in the form that bench/README.md describes. ``--shape small`` is for trying it.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from bytebound import tensor_names as names
+from bytebound.config import LayerType, ModelConfig
+from bytebound_quant.grid import Scheme
+from bytebound_quant.hessian import Hessian
+from bytebound_quant.layer_job import LayerJob
+from bytebound_quant.layers import build_layer, converted, field_tails
+from bytebound_quant.matrices import GptqOptions, block_rows, fit_matrix, round_matrix
+from bytebound_quant.packing import unpack
+from bytebound_quant.plan import LAYER_MATRICES
+
+KINDS: dict[str, LayerType] = {"attention": "full_attention", "gated_delta": "linear_attention"}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "27b": {
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 48,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+    },
+    "small": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+    },
+}
+
+
+def config_of(shape: str) -> ModelConfig:
+    """A model of that shape with one layer of each kind."""
+    return ModelConfig(
+        vocab_size=256,
+        num_hidden_layers=2,
+        layer_types=("linear_attention", "full_attention"),
+        linear_conv_kernel_dim=4,
+        rms_norm_eps=1e-6,
+        rope_theta=1e7,
+        partial_rotary_factor=0.25,
+        max_position_embeddings=1 << 20,
+        tie_word_embeddings=False,
+        **SHAPES[shape],
+    )
+
+
+def random_layer(
+    config: ModelConfig, kind: LayerType, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """The stored tensors of one layer by the tail of their names, bfloat16 on the host."""
+    draw = torch.Generator(device).manual_seed(0)
+    tensors = {}
+    for tail, shape in names.layer_shapes(config, kind).items():
+        values = torch.randn(shape, generator=draw, device=device)
+        if len(shape) == 2:
+            values *= shape[1] ** -0.5
+        elif tail.endswith(names.GATED_DELTA["norm"]):
+            values = 1 + 0.1 * values
+        elif len(shape) == 1:
+            values *= 0.1
+        tensors[tail] = values.to(torch.bfloat16).cpu()
+    return tensors
+
+
+def gptq_layer(
+    config: ModelConfig,
+    kind: LayerType,
+    tensors: dict[str, torch.Tensor],
+    states: torch.Tensor,
+    device: torch.device,
+) -> float:
+    """Seconds for all matrices of the layer and the way of the states through it."""
+    scheme = Scheme()
+    tails = {
+        field: tail for field, tail in field_tails(kind).items() if tail.endswith(LAYER_MATRICES)
+    }
+
+    def solve(field: str, moment: Hessian) -> torch.Tensor:
+        weight = tensors[tails[field]]
+        blocks = weight.split(block_rows(weight.shape[1]))  # type: ignore[no-untyped-call]
+        packed = fit_matrix(blocks, moment, scheme, GptqOptions(), device).packed
+        moved = {
+            tail: tensor if tail == "weight_shape" else tensor.to(device)
+            for tail, tensor in packed.items()
+        }
+        _say(f"  {field}", begun)
+        return unpack(moved, scheme).dequantize(states.dtype)
+
+    _synchronize(device)
+    begun = time.perf_counter()
+    layer = build_layer(lambda name: converted(name, tensors[name], states.dtype, device), "", kind)
+    LayerJob(config, states, device).quantize(layer, tails, solve)
+    _synchronize(device)
+    return time.perf_counter() - begun
+
+
+def rtn_speed(matrices: list[torch.Tensor], device: torch.device) -> float:
+    """Gigabytes of bfloat16 weights a second, from host memory to packed tensors in it."""
+    _synchronize(device)
+    begun = time.perf_counter()
+    for weight in matrices:
+        blocks = weight.split(block_rows(weight.shape[1]))  # type: ignore[no-untyped-call]
+        round_matrix(blocks, Scheme(), mse=False, device=device)
+    _synchronize(device)
+    seconds = time.perf_counter() - begun
+    return sum(weight.numel() * weight.element_size() for weight in matrices) / seconds / 1e9
+
+
+def measure(arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """All metrics by name."""
+    config = config_of(arguments.shape)
+    shape = (arguments.windows, arguments.window, config.hidden_size)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    states = torch.empty(shape, dtype=dtype)
+    case = {
+        "model": f"random weights, {arguments.shape} shape",
+        "windows": arguments.windows,
+        "window": arguments.window,
+        "scheme": Scheme().describe(),
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    metrics: dict[str, Any] = {}
+    matrices: list[torch.Tensor] = []
+    peaks = []
+    for label, kind in KINDS.items():
+        tensors = random_layer(config, kind, device)
+        matrices += [tensors[tail] for tail in tensors if tail.endswith(LAYER_MATRICES)]
+        samples = []
+        for _ in range(arguments.repeats):
+            for index in range(arguments.windows):
+                states[index] = torch.randn(shape[1:], device=device)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats(device)
+            samples.append(gptq_layer(config, kind, tensors, states, device))
+            _say(f"{label}: {samples[-1]:.2f} s", time.perf_counter())
+            if device.type == "cuda":
+                peaks.append(torch.cuda.max_memory_allocated(device) / 2**30)
+        metrics[f"gptq_layer.{label}.s"] = _metric("s", "lower", samples, {**case, "layer": label})
+    if peaks:
+        metrics["gptq_peak_vram_gib"] = _metric("GiB", "lower", peaks, case)
+    rtn_speed(matrices[:1], device)  # warm
+    speeds = [rtn_speed(matrices, device) for _ in range(5)]
+    rtn_case = {"model": case["model"], "scheme": case["scheme"], "mse": False}
+    metrics["rtn_gb_s"] = _metric("GB/s", "higher", speeds, rtn_case)
+    return metrics
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, write the file, print the medians."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--shape", default="27b", choices=tuple(SHAPES))
+    parser.add_argument("--windows", type=int, default=256)
+    parser.add_argument("--window", type=int, default=2048)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--commit", help="what is measured, where there is no repository")
+    arguments = parser.parse_args(argv)
+    device = torch.device(arguments.device)
+    metrics = measure(arguments, device)
+    content = {
+        "schema": 1,
+        "machine": machine(device),
+        "commit": arguments.commit or _commit(),
+        "command": " ".join(["python", "bench/quant_layer.py", *(argv or sys.argv[1:])]),
+        "note": "Random weights and hidden states: right for time and memory, not for quality.",
+        "metrics": metrics,
+    }
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    for name, metric in metrics.items():
+        print(f"{name:28} {metric['median']:10.2f} {metric['unit']}")
+    return 0
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What decides the numbers: processor or card, threads, versions."""
+    common = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    if device.type == "cuda":
+        return {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda, **common}
+    return {"cpu": platform.processor() or platform.machine(), **common}
+
+
+def _metric(unit: str, better: str, samples: list[float], case: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "unit": unit,
+        "better": better,
+        "median": statistics.median(samples),
+        "samples": samples,
+        "case": case,
+    }
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _say(what: str, begun: float) -> None:
+    print(f"{time.perf_counter() - begun:7.1f} s {what}", file=sys.stderr, flush=True)
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

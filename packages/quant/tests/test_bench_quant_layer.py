@@ -1,0 +1,22 @@
+import json
+import runpy
+import statistics
+from pathlib import Path
+
+BENCH = Path(__file__).parents[3] / "bench" / "quant_layer.py"
+
+
+def test_it_runs_on_a_small_shape(tmp_path: Path) -> None:
+    main = runpy.run_path(str(BENCH))["main"]
+    target = tmp_path / "new" / "layer.json"
+    options = ["--device", "cpu", "--shape", "small", "--windows", "2", "--window", "33"]
+    assert main(["--json", str(target), *options, "--commit", "abc"]) == 0
+    content = json.loads(target.read_text(encoding="utf-8"))
+    assert (content["schema"], content["commit"]) == (1, "abc")
+    assert set(content["metrics"]) == {
+        "gptq_layer.attention.s",
+        "gptq_layer.gated_delta.s",
+        "rtn_gb_s",
+    }
+    for metric in content["metrics"].values():
+        assert metric["median"] == statistics.median(metric["samples"]) > 0
