@@ -1,7 +1,5 @@
 """The commands put together, and the one place where an exception becomes an exit code."""
 
-import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -10,6 +8,7 @@ from typing import Annotated
 import typer
 from bytebound.errors import ByteboundError
 
+from bytebound_quant.cli.draft_vocab import draft_vocab
 from bytebound_quant.cli.errors import (
     BROKEN_PIPE,
     FAILED,
@@ -21,14 +20,18 @@ from bytebound_quant.cli.errors import (
     UsageError,
     complain,
 )
+from bytebound_quant.cli.gptq import gptq
+from bytebound_quant.cli.inspect import inspect
+from bytebound_quant.cli.rtn import rtn
+from bytebound_quant.cli.verify import verify
 from bytebound_quant.errors import QuantError
 
 # typer builds on a click of its own or on the installed one, depending on its version; the parent
 # of its public BadParameter is the right class in either.
 _PARSER_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
-# Module of this package, and the function in it that is the command; "_" becomes "-".
-COMMANDS = ("rtn", "gptq", "draft_vocab", "verify", "inspect")
+# The name of a command is that of its function, "_" as "-".
+COMMANDS = (rtn, gptq, draft_vocab, verify, inspect)
 
 app = typer.Typer(
     help="Turn a checkpoint of the Qwen3.5 family into a 4-bit one.",
@@ -37,9 +40,8 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _name in COMMANDS:
-    if importlib.util.find_spec(f"bytebound_quant.cli.{_name}"):
-        app.command()(getattr(importlib.import_module(f"bytebound_quant.cli.{_name}"), _name))
+for _command in COMMANDS:
+    app.command()(_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -93,7 +95,7 @@ def _explain(error: Exception, argv: Sequence[str]) -> None:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(message, file=sys.stderr)
         return
-    names = [name.replace("_", "-") for name in COMMANDS]
+    names = [command.__name__.replace("_", "-") for command in COMMANDS]
     command = next((f" {word}" for word in argv if word in names), "")
     lines = " ".join(message.split("\n")).rstrip(".")
     complain(f"{lines} (see 'bytebound-quant{command} --help')")
