@@ -146,6 +146,22 @@ def test_gptq_without_a_tokenizer(
     assert "holds no tokenizer" in one_line(capsys)
 
 
+def test_ctrl_c_says_how_to_go_on(
+    source: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bytebound_quant.rtn_job.round_matrix", interrupt)
+        assert run("rtn", source, tmp_path / "out", "--group-size", 32) == 130
+    assert "the same command continues" in capsys.readouterr().err
+    assert run("rtn", source, tmp_path / "out", "--group-size", 32) == 0
+
+
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert capsys.readouterr().out.startswith("bytebound-quant ")

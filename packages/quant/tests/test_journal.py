@@ -31,10 +31,17 @@ def test_what_was_added_is_read_back(tmp_path: Path) -> None:
     ids=["source", "option", "fewer options", "calibration"],
 )
 def test_another_run_is_refused_by_what_differs(tmp_path: Path, other: dict, named: str) -> None:
-    open_journal(tmp_path, IDENTITY)
+    open_journal(tmp_path, IDENTITY).add(unit())
     with pytest.raises(ResumeError) as caught:
         open_journal(tmp_path, other)
     assert named in str(caught.value)
+
+
+def test_a_run_that_finished_nothing_gives_way(tmp_path: Path) -> None:
+    open_journal(tmp_path, IDENTITY)
+    other = {"options": {"mse": False}}
+    open_journal(tmp_path, other).add(unit())
+    assert open_journal(tmp_path, other).units == [unit()]
 
 
 def test_all_differences_are_named() -> None:

@@ -88,6 +88,10 @@ def open_journal(folder: Path, identity: Identity) -> Journal:
             f"one writes {JOURNAL_VERSION}); remove it and start again"
         )
     different = differences(begun, json.loads(json.dumps(identity)))
+    if different and not units:  # nothing would be lost
+        journal = Journal(path, identity)
+        journal.save()
+        return journal
     if different:
         raise ResumeError(
             f"{folder} was begun by a run that differs in {'; '.join(different)}. Give the same "

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from bytebound_quant.gptq import GptqNotes, gptq
+from bytebound_quant.errors import SettingError
+from bytebound_quant.gptq import MOST_DAMPING, GptqNotes, gptq
 from bytebound_quant.grid import QuantizedMatrix, Scheme
 from bytebound_quant.hessian import Hessian
 from bytebound_quant.packing import PER_WORD, pack
@@ -36,6 +37,11 @@ class GptqOptions:
     mse: bool = True
     act_order: bool = False
     damping: float = 0.01
+
+    def __post_init__(self) -> None:
+        # Here as well, so that a run does not end at its first matrix.
+        if not 0 <= self.damping <= MOST_DAMPING:
+            raise SettingError(f"damping {self.damping:g}: expected 0 to {MOST_DAMPING:g}")
 
 
 @dataclass(slots=True)

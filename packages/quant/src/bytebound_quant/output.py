@@ -19,7 +19,7 @@ from bytebound.shards import ITEM_BYTES
 
 from bytebound_quant import atomic
 from bytebound_quant.atomic import PENDING, WrittenFile, write_file
-from bytebound_quant.errors import DestinationError
+from bytebound_quant.errors import DestinationError, SourceError
 from bytebound_quant.journal import JOURNAL_FILE
 
 WORK_SUFFIX = ".partial"
@@ -110,8 +110,15 @@ class OutputFolder:
     def copy_files(self, source: Path) -> None:
         """Tokenizer, template and generation settings, unchanged."""
         for name in COPIED_FILES:
-            if (source / name).is_file():
-                write_file(self.folder / name, [(source / name).read_bytes()])
+            if not (source / name).is_file():
+                continue
+            try:
+                content = (source / name).read_bytes()
+            except OSError as error:
+                raise SourceError(
+                    f"{source / name} cannot be read: {error.strerror or error}"
+                ) from error
+            write_file(self.folder / name, [content])
 
     def finish(self, config: Mapping[str, Any]) -> None:
         """Give the folder its name, then the config its own; only then does it load."""

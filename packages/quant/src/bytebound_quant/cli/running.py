@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from bytebound.cli.output import emit_json
+from bytebound.cli.output import emit_json, remark
 
 from bytebound_quant.calibration import CalibrationSource, parse_source
-from bytebound_quant.cli.errors import OK
+from bytebound_quant.cli.errors import INTERRUPTED, OK
 from bytebound_quant.cli.progress import JobProgress
 from bytebound_quant.cli.report_table import show
 from bytebound_quant.job import Job
@@ -15,8 +15,12 @@ from bytebound_quant.job import Job
 
 def run_job(job: Job, *, json_: bool, every_tensor: bool) -> int:
     """Run to the end and print the report."""
-    with JobProgress(sum(unit.source_bytes for unit in job.plan.units)) as progress:
-        report = dataclasses.replace(job, tick=progress.tick).run()
+    try:
+        with JobProgress(sum(unit.source_bytes for unit in job.plan.units)) as progress:
+            report = dataclasses.replace(job, tick=progress.tick).run()
+    except KeyboardInterrupt:
+        remark("interrupted; the same command continues where it stopped")
+        return INTERRUPTED
     if json_:
         emit_json(report)
     else:
