@@ -44,7 +44,8 @@ def _cpu_name() -> str:
     return names[0] if names else platform.processor()
 
 
-def _commit() -> str:
+def commit() -> str:
+    """The commit of the working tree."""
     command = ["git", "rev-parse", "HEAD"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
@@ -100,7 +101,7 @@ def main() -> int:
     content = {
         "schema": 1,
         "machine": machine(device),
-        "commit": _commit(),
+        "commit": commit(),
         "command": " ".join(["python", "bench/tiny_decode.py", *sys.argv[1:]]),
         "metrics": metrics,
     }

@@ -23,7 +23,7 @@ from bytebound.text.tokenizer import Tokenizer
 
 from bytebound_quant.errors import CalibrationError, VocabularyMismatchError
 from bytebound_quant.reading import Reading
-from bytebound_quant.text_sources import CalibrationSource, parse_source
+from bytebound_quant.text_sources import CalibrationSource, check_chat_sources, parse_source
 
 __all__ = ["Calibration", "CalibrationSource", "load_calibration", "parse_source"]
 
@@ -68,6 +68,7 @@ def load_calibration(
         CalibrationError: a source is damaged, too short, empty or all the same.
     """
     _check_settings(sources, window, samples, seed)
+    check_chat_sources(sources, chat_template)
     shares = apportion(samples, [source.weight for source in sources])
     seen: set[bytes] = set()
     windows: list[list[int]] = []
@@ -161,9 +162,10 @@ def read_tokens(
         CalibrationError: the source is damaged, empty, or one text over and over.
         HeldoutTextError: it holds text on which quality is measured.
     """
-    reading = Reading(source, chat_template, set() if seen is None else seen)
+    chats = chat_template and source.kind != "text"
+    reading = Reading(source, chats, set() if seen is None else seen)
     ids: list[int] = []
-    end_id = None if chat_template else end_id_of(tokenizer)
+    end_id = None if chats else end_id_of(tokenizer)
     sampled = enough is not None and source.kind == "datasets"
     order = (lambda count: permutation(count, seed, _DRAW_ROWS + place)) if sampled else None
     for document in reading.documents(tokenizer, order):

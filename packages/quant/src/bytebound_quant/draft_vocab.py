@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from bytebound_quant.calibration import check_vocabulary
 from bytebound_quant.errors import DraftVocabError, VocabularyMismatchError
 from bytebound_quant.reading import Reading
-from bytebound_quant.text_sources import CalibrationSource
+from bytebound_quant.text_sources import CalibrationSource, check_chat_sources
 
 __all__ = ["DRAFT_VOCAB_FILE", "DraftVocab", "TokenCounts", "load_draft_vocab"]
 
@@ -85,11 +85,12 @@ def count_tokens(
     """
     if not sources:
         raise DraftVocabError("no corpus was given; name at least one")
+    check_chat_sources(sources, chat_template)
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     seen: set[bytes] = set()
     described, content = [], hashlib.sha256()
     for source in sources:
-        reading = Reading(source, chat_template, seen)
+        reading = Reading(source, chat_template and source.kind != "text", seen)
         for ids in reading.documents(tokenizer):
             if ids:
                 check_vocabulary(source, max(ids), vocab_size)

@@ -98,6 +98,15 @@ def parse_source(spec: str) -> CalibrationSource:
         ) from None
 
 
+def check_chat_sources(sources: Sequence[CalibrationSource], chat_template: bool) -> None:
+    """Refuse a chat template that no source can use; text files beside such a source stay text."""
+    if chat_template and all(source.kind == "text" for source in sources):
+        raise CalibrationError(
+            f"{sources[0].label}: a text file holds no conversations; the chat template needs a "
+            "jsonl or datasets source with a field of messages"
+        )
+
+
 def documents(
     source: CalibrationSource, *, chat_template: bool, order: Order | None = None
 ) -> Iterator[Document]:
@@ -109,11 +118,6 @@ def documents(
         CalibrationError: the source cannot be read, or a row is not what it must be.
     """
     if source.kind == "text":
-        if chat_template:
-            raise CalibrationError(
-                f"{source.label}: a text file holds no conversations; the chat template needs a "
-                "jsonl or datasets source with a field of messages"
-            )
         yield _decoded(source, _bytes_of(source))
         return
     field = source.field or (CHAT_FIELD if chat_template else TEXT_FIELD)
