@@ -1,26 +1,36 @@
 #!/usr/bin/env bash
 # Builds the kernels on a machine with a GPU, and tests, sanitizes and measures them there.
 #
-#   tools/gpu_check.sh            results go to ${OUT:-bench/results/h200}
+#   tools/gpu_check.sh            results go to ${OUT:-bench/results/CARD}
+#
+# CARD is the first GPU's name, shortened: h200, rtx5090.
 #
 # Needs nvcc, python3 with pip, pytest, PyTorch, scikit-build-core and pybind11, cmake and ninja; it
 # downloads nothing and installs into a folder of its own. Variables:
 #   ARCHS   architectures to compile; default: that of the first GPU, such as 90-real
 #   PYTHON  default: python3
 # Every step runs, whatever fails. Exit code 0: all passed.
+# shellcheck disable=SC2317 # `step` calls functions by name
 set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit 2
 python=${PYTHON:-python3}
-out=${OUT:-bench/results/h200}
-mkdir -p "$out"
-out=$(cd "$out" && pwd)
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 site=$scratch/site
 summary=()
 failed=0
+
+# card_of NAME: a folder's name for a GPU. "NVIDIA GeForce RTX 5090" is rtx5090, and the memory's
+# size says nothing: "NVIDIA H100 80GB HBM3" is h100.
+card_of() {
+  local name
+  name=$(printf '%s' "$1" | tr '[:upper:]' '[:lower:]' |
+    sed -E 's/\b(nvidia|geforce|tesla|quadro|generation|edition|gpu)\b//g; s/[ -][0-9]+gb\b.*//' |
+    tr -cd 'a-z0-9')
+  printf '%s' "${name:-gpu}"
+}
 
 # step NAME COMMAND...: runs a command and notes in one line how it went.
 step() {
@@ -123,6 +133,11 @@ bench() {
 printf '=== machine\n'
 nvidia-smi --query-gpu=name,driver_version,compute_cap,clocks.sm,power.limit --format=csv,noheader ||
   { echo 'error: no GPU here (nvidia-smi failed)'; exit 2; }
+gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
+out=${OUT:-bench/results/$(card_of "$gpu")}
+printf 'results go to %s\n' "$out"
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
 nvcc --version | tail -n 2
 cmake --version | head -n 1
 "$python" - <<'PY'
