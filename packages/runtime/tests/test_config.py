@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from bytebound import config_fields
-from bytebound.config import GenerationDefaults, ModelConfig
+from bytebound.config import ModelConfig
 from bytebound.errors import CheckpointError, UnsupportedModelError
+from bytebound.generation_defaults import GenerationDefaults
 
 from .checkpoints import SHAPES, random_checkpoint, write_json
 
@@ -189,34 +190,6 @@ def test_eos_is_a_union(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", FLAGSHIP)
     write_json(tmp_path / "generation_config.json", {"eos_token_id": [248046, 7], "top_k": 20})
     assert ModelConfig.from_folder(tmp_path).eos_token_ids == (248044, 248046, 7)
-
-
-def test_generation_defaults(tmp_path: Path) -> None:
-    """E64: values are kept as given, and 0 is a value."""
-    write_json(tmp_path / "config.json", FLAGSHIP)
-    given = {"temperature": 0, "top_k": 0, "top_p": 0.95, "min_p": 0.0, "do_sample": False}
-    write_json(tmp_path / "generation_config.json", {**given, "max_new_tokens": 99})
-    assert ModelConfig.from_folder(tmp_path).generation == GenerationDefaults(
-        temperature=0.0, top_k=0, top_p=0.95, min_p=0.0, repetition_penalty=None, do_sample=False
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", "hot"),
-        ("temperature", float("nan")),
-        ("top_k", 2.5),
-        ("top_k", True),
-        ("top_p", 1.5),
-        ("min_p", -0.1),
-        ("repetition_penalty", float("inf")),
-        ("do_sample", 1),
-    ],
-)
-def test_bad_generation_value(name: str, value: Any) -> None:
-    with pytest.raises(CheckpointError, match=f"generation_config.json: {name}"):
-        ModelConfig.from_dict(FLAGSHIP, {name: value})
 
 
 INT_FIELDS = [

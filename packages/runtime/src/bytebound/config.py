@@ -6,9 +6,8 @@ file. Each field of a config is read, known to change nothing, or refused by nam
 """
 
 import json
-import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -20,30 +19,17 @@ from bytebound.config_fields import (
     rope_of,
 )
 from bytebound.errors import CheckpointError, UnsupportedModelError
+from bytebound.field_reader import FieldReader
+from bytebound.generation_defaults import GENERATION_FILE, GenerationDefaults
 from bytebound.scheme_readers import scheme_from_config
 from bytebound.stored_scheme import StoredScheme
 
 LayerType = Literal["linear_attention", "full_attention"]
 
 DTYPES = ("bfloat16", "float16", "float32")
-# Beyond any real model, and small enough that arithmetic on them cannot run away.
-LARGEST_INT = 2**31 - 1
-LARGEST_FLOAT = 1e30
 MOST_LAYERS = 4096
 DEFAULT_ATTENTION_INTERVAL = 4
 DEFAULT_PARTIAL_ROTARY_FACTOR = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """Sampling values as ``generation_config.json`` gives them; None where it is silent."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    do_sample: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +60,7 @@ class ModelConfig:
     """The dtype that the checkpoint declares."""
     eos_token_ids: tuple[int, ...] = ()
     """Union of what config and generation config name; the tokenizer's own joins later."""
-    generation: GenerationDefaults = GenerationDefaults()
+    generation: GenerationDefaults = field(default_factory=GenerationDefaults)
     quantization: StoredScheme | None = None
     """How packed matrices are to be understood; None: every weight is plain."""
 
@@ -121,8 +107,8 @@ class ModelConfig:
         """
         raw = read_json_object(folder, CONFIG_FILE)
         generation = None
-        if (folder / "generation_config.json").exists():
-            generation = read_json_object(folder, "generation_config.json")
+        if (folder / GENERATION_FILE).exists():
+            generation = read_json_object(folder, GENERATION_FILE)
         return cls.from_dict(raw, generation)
 
     @classmethod
@@ -134,12 +120,12 @@ class ModelConfig:
         check_names(raw, text)
         check_fixed_values(text)
         outer = raw if text is not raw else {}
-        read = _Reader(text)
+        read = FieldReader(text)
         num_layers = read.positive_int("num_hidden_layers", most=MOST_LAYERS)
         theta, factor, mrope_section = rope_of(text)
         _check_mrope_section(mrope_section)
         factor = DEFAULT_PARTIAL_ROTARY_FACTOR if factor is None else factor
-        rope = _Reader({"rope_theta": theta, "partial_rotary_factor": factor})
+        rope = FieldReader({"rope_theta": theta, "partial_rotary_factor": factor})
         return cls(
             vocab_size=read.positive_int("vocab_size"),
             hidden_size=read.positive_int("hidden_size"),
@@ -162,7 +148,7 @@ class ModelConfig:
             mtp_num_hidden_layers=_mtp_layers(text),
             dtype=_dtype(text, outer),
             eos_token_ids=_eos_ids(text, outer, generation or {}),
-            generation=_generation_defaults(generation or {}),
+            generation=GenerationDefaults.from_dict(generation or {}),
             quantization=scheme_from_config(raw),
         )
 
@@ -188,69 +174,12 @@ def read_json_object(folder: Path, name: str) -> dict[str, Any]:
     return parsed
 
 
-class _Reader:
-    """Typed access to a mapping; a wrong type or range is an error that names the field."""
-
-    def __init__(self, values: Mapping[str, Any], file: str = CONFIG_FILE) -> None:
-        self._values = values
-        self._file = file
-
-    def _get(self, name: str) -> Any:
-        if self._values.get(name) is None:
-            raise CheckpointError(f"{self._file}: {name} is missing; it must be given")
-        return self._values[name]
-
-    def _wrong(self, name: str, value: Any, expected: str) -> CheckpointError:
-        shown = reprlib.repr(value)  # a value may be a whole file long
-        return CheckpointError(f"{self._file}: {name} is {shown}, expected {expected}")
-
-    def positive_int(self, name: str, most: int = LARGEST_INT) -> int:
-        value = self._get(name)
-        if type(value) is not int or not 1 <= value <= most:
-            raise self._wrong(name, value, f"an integer from 1 to {most}")
-        return value
-
-    def positive_float(self, name: str) -> float:
-        value = self._get(name)
-        if type(value) not in (int, float) or not 0 < value <= LARGEST_FLOAT:
-            raise self._wrong(name, value, "a positive number")
-        return float(value)
-
-    def optional_bool(self, name: str) -> bool | None:
-        value = self._values.get(name)
-        if value is not None and type(value) is not bool:
-            raise self._wrong(name, value, "true or false")
-        return value
-
-    def optional_int(self, name: str) -> int | None:
-        value = self._values.get(name)
-        if value is not None and (type(value) is not int or not 0 <= value <= LARGEST_INT):
-            raise self._wrong(name, value, f"an integer from 0 to {LARGEST_INT}")
-        return value
-
-    def optional_float(self, name: str, low: float, high: float) -> float | None:
-        value = self._values.get(name)
-        if value is None:
-            return None
-        if type(value) not in (int, float) or not low <= value <= high:
-            raise self._wrong(name, value, f"a number from {low:g} to {high:g}")
-        return float(value)
-
-    def token_ids(self, name: str) -> tuple[int, ...]:
-        value = self._values.get(name)
-        ids = [] if value is None else value if isinstance(value, list) else [value]
-        for token_id in ids:
-            if type(token_id) is not int or not 0 <= token_id <= LARGEST_INT:
-                raise self._wrong(name, value, "a token id or a list of token ids")
-        return tuple(ids)
-
-
 def _layer_types(text: Mapping[str, Any], num_layers: int) -> tuple[LayerType, ...]:
     names = text.get("layer_types")
     if names is None:
         interval = DEFAULT_ATTENTION_INTERVAL
         if text.get("full_attention_interval") is not None:
-            interval = _Reader(text).positive_int("full_attention_interval")
+            interval = FieldReader(text).positive_int("full_attention_interval")
         return tuple(
             "linear_attention" if (index + 1) % interval else "full_attention"
             for index in range(num_layers)
@@ -270,13 +199,13 @@ def _tied(text: Mapping[str, Any], outer: Mapping[str, Any]) -> bool:
     # The outer field decides for a nested config, as in the family's own multimodal model; the
     # inner one is often a default that nobody set. The checkpoint is held against the result, so
     # neither choice can pass unnoticed.
-    inner = _Reader(text).optional_bool("tie_word_embeddings")
-    given = _Reader(outer).optional_bool("tie_word_embeddings")
+    inner = FieldReader(text).optional_bool("tie_word_embeddings")
+    given = FieldReader(outer).optional_bool("tie_word_embeddings")
     return (given if given is not None else inner) or False
 
 
 def _mtp_layers(text: Mapping[str, Any]) -> int | None:
-    count = _Reader(text).optional_int("mtp_num_hidden_layers")
+    count = FieldReader(text).optional_int("mtp_num_hidden_layers")
     if count is not None and count > 1:
         raise UnsupportedModelError(
             f"{CONFIG_FILE}: mtp_num_hidden_layers is {count}; supported are 0 and 1"
@@ -299,20 +228,8 @@ def _dtype(text: Mapping[str, Any], outer: Mapping[str, Any]) -> str | None:
 
 
 def _eos_ids(*sources: Mapping[str, Any]) -> tuple[int, ...]:
-    ids = [id_ for source in sources for id_ in _Reader(source).token_ids("eos_token_id")]
+    ids = [id_ for source in sources for id_ in FieldReader(source).token_ids("eos_token_id")]
     return tuple(dict.fromkeys(ids))
-
-
-def _generation_defaults(raw: Mapping[str, Any]) -> GenerationDefaults:
-    read = _Reader(raw, "generation_config.json")
-    return GenerationDefaults(
-        temperature=read.optional_float("temperature", 0.0, LARGEST_FLOAT),
-        top_k=read.optional_int("top_k"),
-        top_p=read.optional_float("top_p", 0.0, 1.0),
-        min_p=read.optional_float("min_p", 0.0, 1.0),
-        repetition_penalty=read.optional_float("repetition_penalty", 0.0, LARGEST_FLOAT),
-        do_sample=read.optional_bool("do_sample"),
-    )
 
 
 def _check_shape(config: ModelConfig) -> None:
