@@ -1,5 +1,6 @@
 """The commands put together, and the one place where an exception becomes an exit code."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -31,7 +32,6 @@ app = typer.Typer(
     help="Run hybrid language models of the Qwen3.5 family, one stream at a time.",
     add_completion=False,
     pretty_exceptions_enable=False,
-    no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate)
@@ -64,6 +64,10 @@ def bytebound(
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; only a bug of this package raises."""
+    if not argv:  # wrong use, so stdout stays empty
+        with contextlib.redirect_stdout(sys.stderr):
+            run(["--help"])
+        return WRONG_USE
     try:
         code = app(list(argv), prog_name="bytebound", standalone_mode=False)
         return code if isinstance(code, int) else OK
@@ -85,11 +89,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _explain(error: Exception, argv: Sequence[str]) -> None:
-    """One line for what the parser refused; a bare command asks for its help instead."""
+    """One line for what the parser refused."""
     message = str(getattr(error, "format_message", error.__str__)()).strip()
-    if type(error).__name__ == "NoArgsIsHelpError":
-        print(message, file=sys.stderr)
-        return
     command = next((f" {word}" for word in argv if word in ("generate", "chat", "info")), "")
     lines = " ".join(message.split("\n")).rstrip(".")
     complain(f"{lines} (see 'bytebound{command} --help')")
