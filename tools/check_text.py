@@ -39,8 +39,9 @@ FAULT_IDS = tuple(f"E{number:02}" for number in range(1, 80))
 FAULT_OWNERS = ("kernels", "CUDA engine", "quantization", "evaluation", "server")
 _FAULT_ROW = re.compile(r"^\| (?P<id>E\d{2}) \|(?P<rest>.*)$", re.M)
 _TEST_LINK = re.compile(r"`(?P<path>[\w./-]+\.py)::(?P<name>\w+)`")
+_STEP_LINK = re.compile(r"`\.ci/run (?P<step>[\w-]+)`: [^;|]+")
 _FAULT_STATE = re.compile(
-    rf"{_TEST_LINK.pattern}|impossible because .+"
+    rf"{_TEST_LINK.pattern}|{_STEP_LINK.pattern}|impossible because .+"
     rf"|not yet: (?:{'|'.join(FAULT_OWNERS)})"
 )
 
@@ -95,6 +96,11 @@ def check_fault_table(root: Path) -> Iterator[str]:
         for part in state.split("; "):
             if not _FAULT_STATE.fullmatch(part):
                 yield f"{FAULT_TABLE}: {row['id']} says {part!r}, which is no state of a fault"
+    steps = root / ".ci" / "run"
+    defined = steps.read_text(encoding="utf-8") if steps.is_file() else ""
+    for match in _STEP_LINK.finditer(text):
+        if f"\nstep_{match['step']}()" not in defined:
+            yield f"{FAULT_TABLE}: .ci/run has no step {match['step']}"
     for match in _TEST_LINK.finditer(text):
         path, name = match["path"], match["name"]
         test_file = root / path

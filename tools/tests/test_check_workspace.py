@@ -293,6 +293,17 @@ def test_a_private_member_may_need_any_version_of_others(root: Path) -> None:
     assert check_workspace.find_violations(root) == []
 
 
+def test_a_linked_step_must_exist(root: Path) -> None:
+    write(root, ".ci/run", "# steps\nstep_dist-install() {\n}\n")
+    link = "`.ci/run dist-install`: it is installed and run"
+    edit(root, "docs/faults.md", "E01 | a name | not yet: kernels", f"E01 | a name | {link}")
+    assert check_workspace.find_violations(root) == []
+    edit(root, ".ci/run", "step_dist-install", "step_dist")
+    assert check_workspace.find_violations(root) == [
+        "docs/faults.md: .ci/run has no step dist-install"
+    ]
+
+
 def test_a_linked_test_must_exist_by_name(root: Path) -> None:
     write(root, "tests/test_x.py", "def test_yes() -> None: ...\n")
     link = "`tests/test_x.py::test_yes`; not yet"
