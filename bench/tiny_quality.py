@@ -1,6 +1,6 @@
 """Quality of the shipped model in 16 bit and in every 4-bit form, on one yardstick.
 
-    python bench/tiny_quality.py --work DIR --json FILE [--tokens N] [--samples 128] [--window 512]
+    python bench/tiny_quality.py --work DIR --json FILE [--corpus train.jsonl] [--samples 256]
 
 Quantizes the model "tiny" with the command ``bytebound-quant`` into DIR (finished folders there are
 used again), then measures all of them with the reference backend in float32:
@@ -12,8 +12,9 @@ used again), then measures all of them with the reference backend in float32:
 - ``arithmetic.<form>.accuracy``: greedy answers to the held-out problems, thinking off.
 - ``mtp.<form>.acceptance_depth1``: how often the MTP head's guess is the target's own choice.
 
-Calibration text: the standard library of the interpreter, its language reference, and generated
-problems from seeds that the held-out problems do not use.
+Calibration text: pieces of the training corpus (``--corpus``, the train.jsonl that
+tools/tiny/corpus.py builds), else the interpreter's standard library and language reference; and
+generated problems from seeds that the held-out problems do not use.
 """
 
 import argparse
@@ -56,23 +57,15 @@ FORMS = {
 WITH_ARITHMETIC = ("bf16", "gptq_mse")
 CALIBRATION_PROBLEMS = 2000
 MAX_SOURCE_BYTES = 100_000
+SAMPLE_BYTES = 1_000_000
+PIECE = 4000  # characters of one piece of a document
 
 
-def write_calibration(folder: Path) -> tuple[Path, Path]:
-    """Text and conversations to calibrate on; files that hold held-out passages are left out."""
+def write_calibration(folder: Path, corpus: Path | None) -> tuple[Path, Path]:
+    """Text and conversations to calibrate on; what holds held-out passages is left out."""
     text, chats = folder / "calibration.txt", folder / "calibration.jsonl"
-    parts = [str(topic) for topic in pydoc_data.topics.topics.values()]
-    library = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(library.glob("*.py")):
-        if path.stat().st_size <= MAX_SOURCE_BYTES:
-            parts.append(path.read_text(encoding="utf-8", errors="replace"))
-    kept = []
-    for part in parts:
-        detector = HeldoutDetector()
-        detector.feed(part)
-        if not detector.found:
-            kept.append(part)
-    text.write_text("\n\n".join(kept), encoding="utf-8")
+    parts = _library() if corpus is None else _sample(corpus)
+    text.write_text("\n\n".join(filter(_is_unseen, parts)), encoding="utf-8")
     problems = _load_tool("problems")
     held_out = {problem.question for problem in arithmetic_problems()}
     with chats.open("w", encoding="utf-8") as file:
@@ -82,6 +75,40 @@ def write_calibration(folder: Path) -> tuple[Path, Path]:
                 messages = problems.conversation(item, thinking=seed % 2 == 1)
                 file.write(json.dumps({"messages": messages}) + "\n")
     return text, chats
+
+
+def _library() -> list[str]:
+    """The interpreter's own library and language reference."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    sources = [file for file in files if file.stat().st_size <= MAX_SOURCE_BYTES]
+    topics = [str(topic) for topic in pydoc_data.topics.topics.values()]
+    return topics + [file.read_text(encoding="utf-8", errors="replace") for file in sources]
+
+
+def _sample(corpus: Path) -> list[str]:
+    """Pieces of documents of the training corpus, as many bytes of each kind."""
+    kinds: dict[str, list[str]] = {}
+    with corpus.open(encoding="utf-8") as file:
+        for line in file:
+            document = json.loads(line)
+            kinds.setdefault(document["kind"], []).append(document["text"])
+    draw = random.Random(0)
+    parts: list[str] = []
+    for _, documents in sorted(kinds.items()):
+        taken = 0
+        while taken < SAMPLE_BYTES:
+            document = draw.choice(documents)
+            start = draw.randrange(max(1, len(document) - PIECE))
+            parts.append(document[start : start + PIECE])
+            taken += len(parts[-1])
+    draw.shuffle(parts)
+    return parts
+
+
+def _is_unseen(text: str) -> bool:
+    detector = HeldoutDetector()
+    detector.feed(text)
+    return not detector.found
 
 
 def _load_tool(name: str) -> Any:
@@ -180,7 +207,7 @@ def _answer(text: str) -> str | None:
     return found[-1].replace(",", "") if found else None
 
 
-def measure_all(work: Path, yardstick: Yardstick, folder_of: Callable[[str], Path | str]) -> Any:
+def measure_all(yardstick: Yardstick, folder_of: Callable[[str], Path | str]) -> Any:
     """All metrics of all forms."""
     metrics: dict[str, Any] = {}
 
@@ -215,24 +242,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, metavar="DIR")
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--corpus", type=Path, metavar="FILE")
     parser.add_argument("--tokens", type=int, default=10**9, help="of the held-out text")
-    parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--samples", type=int, default=256)
     parser.add_argument("--window", type=int, default=512)
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    write_calibration(arguments.work)
+    write_calibration(arguments.work, arguments.corpus)
     folders: dict[str, Path | str] = {"bf16": "tiny"}
     for form in FORMS:
         folders[form] = quantize(form, arguments.work, arguments.samples, arguments.window)
     reference = bytebound.Engine.from_pretrained("tiny", device="cpu", dtype="float32")
     yardstick = Yardstick(reference, arguments.tokens)
-    metrics = measure_all(arguments.work, yardstick, folders.__getitem__)
+    metrics = measure_all(yardstick, folders.__getitem__)
     content = {
         "schema": 1,
         "machine": machine(torch.device("cpu")),
         "commit": commit(),
         "command": "python bench/tiny_quality.py --work DIR --json FILE "
-        f"--samples {arguments.samples} --window {arguments.window}",
+        + ("--corpus train.jsonl " if arguments.corpus else "")
+        + f"--samples {arguments.samples} --window {arguments.window}",
         "note": "KL(16 bit || 4 bit) in nats; acceptance is teacher-forced; computed in float32.",
         "metrics": metrics,
     }
