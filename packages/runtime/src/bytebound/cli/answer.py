@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from bytebound.cli.interrupts import RememberedInterrupt
 from bytebound.cli.progress import Waiting
 from bytebound.clock import RequestClock
 from bytebound.results import GenerationStats, StreamEvent, TokenLogprob
@@ -54,10 +55,12 @@ def run_request(
         prompt_tokens=len(prompt_ids), completion_tokens=0, bytes_per_token=engine.bytes_per_token
     )
     answer = Answer(nothing)
-    with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt), RememberedInterrupt() as interrupt:
         for event in _patiently(stream):
             answer.take(event)
             show(event)
+            # Raised in a destructor or a callback, it would be printed there and lost.
+            interrupt.check()
     return answer
 
 
