@@ -2,7 +2,7 @@
 
 Contract: every number in FOLDER/README.md comes from training.json of `train.py`, numbers.json of
 `evaluate.py` and corpus.json of `corpus.py`; this file holds the sentences around them. The record
-joins the first two; quality.json, beside it, holds the numbers in the form of bench/README.md.
+joins the first two.
 
     python tools/tiny/card.py FOLDER --training training.json --numbers numbers.json \\
         --corpus bench/results/tiny/corpus.json --record bench/results/tiny/training.json \\
@@ -161,37 +161,6 @@ def card(
     )
 
 
-def quality(numbers: dict[str, Any], commit: str) -> dict[str, Any]:
-    """The measured numbers as a result file: one sample each, for none of them varies."""
-    text = numbers["held_out"]
-    held_out = {"model": "tiny", "text": "heldout.txt", "tokens": text["tokens"]}
-    metrics = {
-        "bf16.ppl": _metric(text["perplexity"], "ppl", held_out, better="lower"),
-        **{
-            f"mtp.acceptance_depth{depth}": _metric(share, "share", held_out)
-            for depth, share in enumerate(text["mtp_agreement"], start=1)
-        },
-    }
-    for name, thinking in (("arithmetic", "off"), ("arithmetic_thinking", "on")):
-        case = {"model": "tiny", "problems": numbers[name]["problems"], "thinking": thinking}
-        metrics[f"{name}.bf16.accuracy"] = _metric(numbers[name]["accuracy"], "share", case)
-    return {
-        "schema": 1,
-        "machine": {"cpu": numbers["device"], "torch": numbers["torch"]},
-        "commit": commit,
-        "command": "python tools/tiny/evaluate.py packages/runtime/src/bytebound/models/tiny",
-        "note": "The stored bfloat16 weights, computed in float32 through transformers; acceptance "
-        "is teacher-forced agreement with the trunk's argmax.",
-        "metrics": metrics,
-    }
-
-
-def _metric(
-    value: float, unit: str, case: dict[str, Any], *, better: str = "higher"
-) -> dict[str, Any]:
-    return {"unit": unit, "better": better, "median": value, "samples": [value], "case": case}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -211,8 +180,6 @@ def main() -> None:
     run = {"commit": args.commit, "driver": args.driver, "command": args.command}
     record = {"run": run, "measured": numbers, "training": training}
     args.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    result = json.dumps(quality(numbers, args.commit), indent=2) + "\n"
-    args.record.with_name("quality.json").write_text(result, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,12 +15,18 @@ COMMAND = [sys.executable, "-m", "bytebound"]
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and pipes of POSIX")
 
 
+def heed_ctrl_c() -> None:
+    """A background job of a shell ignores SIGINT, and so would everything that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def endless(folders: Folders) -> subprocess.Popen[bytes]:
     request = ["-m", str(folders.text), "-p", "fox", "--ignore-eos", "--max-tokens", "4000"]
     return subprocess.Popen(
         [*COMMAND, "generate", *request],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=heed_ctrl_c,
     )
 
 
