@@ -1,7 +1,7 @@
 """One CPU thread for passes too small to share: the products of a small model's decode step.
 
 Two threads that wait for each other in every product gain little there, and on a busy machine each
-wait costs a time slice of the scheduler: such a step can take thirty times longer.
+wait costs a time slice of the scheduler: such a step can take many times longer.
 """
 
 import threading
