@@ -148,6 +148,9 @@ def render(results: Sequence[Result]) -> str:
 
 def _render_result(result: Result) -> Iterator[str]:
     machine = ", ".join(f"{key} {value}" for key, value in result.machine.items())
+    # Folded: the README stays readable with every sample's table in it.
+    yield f"<details><summary>{result.title} ({len(result.metrics)} numbers)</summary>"
+    yield ""
     yield f"**{result.title}**: {_cell(machine)}; commit `{result.commit}`; `{result.command}`"
     if result.note:
         yield ""
@@ -167,6 +170,8 @@ def _render_result(result: Result) -> Iterator[str]:
             case,
         )
         yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
+    yield ""
+    yield "</details>"
 
 
 def _cell(text: str) -> str:

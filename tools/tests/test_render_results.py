@@ -60,13 +60,16 @@ def test_a_result_is_a_table_with_its_conditions(root: Path) -> None:
     assert run(root) == 0
     block = (root / "README.md").read_text().split(render_results.BEGIN)[1]
     lines = block.split(render_results.END)[0].strip().split("\n")
-    assert lines[0] == (
+    assert lines[0] == "<details><summary>h200/decode (2 numbers)</summary>"
+    assert lines[2] == (
         "**h200/decode**: gpu Some GPU, driver 580.1; commit `abc123`;"
         " `bytebound-evals throughput | tee log`"
     )
-    assert lines[-2:] == [
+    assert lines[-4:] == [
         "| a.count | 123,456 | tokens | 123,456 to 123,456 | 1 |  |",
         "| plain_1k.tok_s | 12.5 | tok/s | 12 to 13 | 2 | prompt_tokens 1024, draft none |",
+        "",
+        "</details>",
     ]
 
 
