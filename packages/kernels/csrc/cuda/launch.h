@@ -7,18 +7,74 @@
 
 namespace bytebound {
 
+// What a launch needs beyond grid and block.
+struct LaunchOptions {
+  std::size_t shared_bytes = 0;  // dynamic shared memory; above 48 KiB it is asked for here
+  int cluster = 1;               // blocks of a thread block cluster, along x; sm_90 and later
+  // The kernel may start while the one before it in the stream still runs, and calls
+  // wait_for_previous_kernel() (dependent.cuh) before it touches what that one reads or writes.
+  // Ignored before sm_90.
+  bool overlap_previous = false;
+};
+
+// The compute capability's major version of the current device; 0 where it cannot be asked.
+inline int device_major() {
+  int device = 0;
+  int major = 0;
+  if (cudaGetDevice(&device) == cudaSuccess) {
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+  return major;
+}
+
 template <typename... Params, typename... Args>
-Status launch(void (*kernel)(Params...), dim3 grid, dim3 block, void* stream, const Args&... args) {
+Status launch_with(const LaunchOptions& options,
+                   void (*kernel)(Params...),
+                   dim3 grid,
+                   dim3 block,
+                   void* stream,
+                   const Args&... args) {
+  constexpr std::size_t kDefaultSharedBytes = 48 << 10;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
+  config.dynamicSmemBytes = options.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
-  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned num_attributes = 0;
+  if (options.cluster > 1) {
+    attributes[num_attributes].id = cudaLaunchAttributeClusterDimension;
+    attributes[num_attributes].val.clusterDim = {static_cast<unsigned>(options.cluster), 1, 1};
+    ++num_attributes;
+  }
+  if (options.overlap_previous && device_major() >= 9) {
+    attributes[num_attributes].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[num_attributes].val.programmaticStreamSerializationAllowed = 1;
+    ++num_attributes;
+  }
+  config.attrs = attributes;
+  config.numAttrs = num_attributes;
+
+  cudaError_t error = cudaSuccess;
+  if (options.shared_bytes > kDefaultSharedBytes) {
+    error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(options.shared_bytes));
+  }
+  if (error == cudaSuccess) {
+    error = cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+  }
   if (error != cudaSuccess) {
     // The error is reported here, so it must not surface again at the next launch.
     cudaGetLastError();
   }
   return error;
+}
+
+template <typename... Params, typename... Args>
+Status launch(void (*kernel)(Params...), dim3 grid, dim3 block, void* stream, const Args&... args) {
+  return launch_with(LaunchOptions{}, kernel, grid, block, stream, args...);
 }
 
 }  // namespace bytebound

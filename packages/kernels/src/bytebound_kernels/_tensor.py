@@ -13,15 +13,42 @@ from typing import Any
 from bytebound_kernels import _native
 from bytebound_kernels.errors import UnsupportedDtypeError, UnsupportedTensorError
 
-__all__ = ["DTYPE_CODES", "HOST", "TensorView", "new_like", "view"]
+__all__ = ["DTYPE_CODES", "FLOATS", "HOST", "TensorView", "new_like", "view"]
 
 # The numbers of DType in csrc/dtype.h.
-DTYPE_CODES = {"float16": 0, "bfloat16": 1, "float32": 2}
+DTYPE_CODES = {
+    "float16": 0,
+    "bfloat16": 1,
+    "float32": 2,
+    "int32": 3,
+    "int64": 4,
+    "uint8": 5,
+    "float8_e4m3fn": 6,
+}
+
+# What most ops compute on.
+FLOATS = ("float16", "bfloat16", "float32")
 
 # As the device of a tensor in host memory.
 HOST = -1
 
-_TYPESTR_NAMES = {"f2": "float16", "f4": "float32", "f8": "float64"}
+_ITEMSIZES = {
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "float8_e4m3fn": 1,
+}
+_TYPESTR_NAMES = {
+    "f2": "float16",
+    "f4": "float32",
+    "f8": "float64",
+    "i4": "int32",
+    "i8": "int64",
+    "u1": "uint8",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +78,14 @@ class TensorView:
         return self.device
 
 
-def _itemsize(op: str, name: str, dtype: str) -> int:
-    if dtype not in DTYPE_CODES:
-        raise UnsupportedDtypeError(
-            f"{op}: {name} has dtype {dtype}; expected {', '.join(DTYPE_CODES)}"
-        )
-    return 4 if dtype == "float32" else 2
+def _check_dtype(op: str, name: str, dtype: str, dtypes: tuple[str, ...]) -> None:
+    if dtype not in dtypes:
+        raise UnsupportedDtypeError(f"{op}: {name} has dtype {dtype}; expected {', '.join(dtypes)}")
 
 
-def _view_torch(op: str, name: str, tensor: Any) -> TensorView:
+def _view_torch(op: str, name: str, tensor: Any, dtypes: tuple[str, ...]) -> TensorView:
     dtype = str(tensor.dtype).removeprefix("torch.")
+    _check_dtype(op, name, dtype, dtypes)
     where = tensor.device
     device = HOST
     if where.type == "cuda":
@@ -71,18 +96,24 @@ def _view_torch(op: str, name: str, tensor: Any) -> TensorView:
         shape=tuple(tensor.shape),
         strides=tuple(tensor.stride()),
         dtype=dtype,
-        itemsize=_itemsize(op, name, dtype),
+        itemsize=_ITEMSIZES[dtype],
         device=device,
     )
 
 
 def _view_interface(
-    op: str, name: str, tensor: Any, interface: Mapping[str, Any], on_host: bool
+    op: str,
+    name: str,
+    tensor: Any,
+    interface: Mapping[str, Any],
+    on_host: bool,
+    dtypes: tuple[str, ...],
 ) -> TensorView:
     # A dtype object says more than the interface, which has no spelling for bfloat16.
     typestr = str(interface["typestr"])[1:]
     dtype = str(getattr(tensor, "dtype", _TYPESTR_NAMES.get(typestr, typestr)))
-    itemsize = _itemsize(op, name, dtype)
+    _check_dtype(op, name, dtype, dtypes)
+    itemsize = _ITEMSIZES[dtype]
     shape = tuple(int(n) for n in interface["shape"])
     strides_bytes = interface.get("strides")
     if strides_bytes is None:
@@ -97,19 +128,19 @@ def _view_interface(
     return TensorView(name, int(interface["data"][0]), shape, strides, dtype, itemsize, device)
 
 
-def view(op: str, name: str, tensor: Any) -> TensorView:
-    """Describe a tensor argument of an op.
+def view(op: str, name: str, tensor: Any, dtypes: tuple[str, ...] = FLOATS) -> TensorView:
+    """Describe a tensor argument of an op whose element type is one of ``dtypes``.
 
     Raises:
         UnsupportedTensorError: it shows neither a pointer nor an array interface.
-        UnsupportedDtypeError: its element type is not one that kernels take.
+        UnsupportedDtypeError: its element type is another one.
     """
     if hasattr(tensor, "data_ptr") and hasattr(tensor, "stride"):
-        return _view_torch(op, name, tensor)
+        return _view_torch(op, name, tensor, dtypes)
     for attribute, on_host in (("__cuda_array_interface__", False), ("__array_interface__", True)):
         interface = getattr(tensor, attribute, None)
         if interface is not None:
-            return _view_interface(op, name, tensor, interface, on_host)
+            return _view_interface(op, name, tensor, interface, on_host, dtypes)
     raise UnsupportedTensorError(
         f"{op}: {name} is a {type(tensor).__qualname__}; expected a tensor with data_ptr() and "
         f"stride(), or with __cuda_array_interface__"

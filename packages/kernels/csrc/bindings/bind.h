@@ -1,0 +1,28 @@
+// What the files of this folder share. Each op has one file with one bind function, declared here.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+
+namespace bytebound {
+
+// A pointer as Python hands it over; 0 is a null pointer.
+using Address = std::uintptr_t;
+
+template <typename T>
+T* pointer(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+inline void* stream_of(Address stream) {
+  return reinterpret_cast<void*>(stream);
+}
+
+// The GIL is released while a launcher runs.
+using Unlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
+
+void bind_read_bandwidth(pybind11::module_& m);
+void bind_rms_norm(pybind11::module_& m);
+
+}  // namespace bytebound
