@@ -28,6 +28,14 @@ from bytebound_quant.matrices import GptqOptions, block_rows, fit_matrix, round_
 from bytebound_quant.packing import unpack
 from bytebound_quant.plan import LAYER_MATRICES
 
+_SMI_FIELDS = (
+    "name",
+    "driver_version",
+    "power.limit",
+    "clocks.current.sm",
+    "clocks.current.memory",
+)
+
 KINDS: dict[str, LayerType] = {"attention": "full_attention", "gated_delta": "linear_attention"}
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -206,8 +214,22 @@ def machine(device: torch.device) -> dict[str, Any]:
     """What decides the numbers: processor or card, threads, versions."""
     common = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     if device.type == "cuda":
-        return {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda, **common}
+        return {**card(device), "cuda": torch.version.cuda, **common}
     return {"cpu": platform.processor() or platform.machine(), **common}
+
+
+def card(device: torch.device) -> dict[str, str]:
+    """Name, driver, power limit and clocks, as nvidia-smi has them."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}"]
+    command += ["--format=csv,noheader,nounits", f"--id={device.index or 0}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        row = done.stdout.strip().split(", ")
+    except (OSError, subprocess.CalledProcessError):
+        row = [torch.cuda.get_device_name(device)] + ["unknown"] * (len(_SMI_FIELDS) - 1)
+    name, driver, power, sm, memory = row
+    clocks = f"{sm} MHz SM and {memory} MHz memory after the run"
+    return {"gpu": name, "driver": driver, "power_limit_w": power, "clocks": clocks}
 
 
 def _metric(unit: str, better: str, samples: list[float], case: dict[str, Any]) -> dict[str, Any]:
