@@ -22,7 +22,11 @@ inline void* stream_of(Address stream) {
 // The GIL is released while a launcher runs.
 using Unlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
 
+void bind_argmax(pybind11::module_& m);
+void bind_embedding_gather(pybind11::module_& m);
+void bind_gdn_step(pybind11::module_& m);
 void bind_read_bandwidth(pybind11::module_& m);
 void bind_rms_norm(pybind11::module_& m);
+void bind_speculative_accept(pybind11::module_& m);
 
 }  // namespace bytebound

@@ -84,8 +84,12 @@ PYBIND11_MODULE(_native, m) {
   m.def("pointer_device", &pointer_device, "pointer"_a);
 #ifdef BYTEBOUND_WITH_CUDA
   m.attr("built_with_cuda") = true;
+  bind_argmax(m);
+  bind_embedding_gather(m);
+  bind_gdn_step(m);
   bind_read_bandwidth(m);
   bind_rms_norm(m);
+  bind_speculative_accept(m);
 #else
   m.attr("built_with_cuda") = false;
 #endif

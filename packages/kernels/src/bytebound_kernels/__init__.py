@@ -29,13 +29,20 @@ from bytebound_kernels.errors import (
     UnsupportedShapeError,
     UnsupportedTensorError,
 )
+from bytebound_kernels.ops.argmax import argmax, argmax_workspace_bytes
+from bytebound_kernels.ops.embedding_gather import embedding_gather
+from bytebound_kernels.ops.gdn_step import GdnRows, GdnState, GdnWeights, gdn_step
 from bytebound_kernels.ops.rms_norm import rms_norm
+from bytebound_kernels.ops.speculative_accept import speculative_accept
 
 __all__ = [
     "ABI_VERSION",
     "CudaError",
     "CudaUnavailableError",
     "DeviceInfo",
+    "GdnRows",
+    "GdnState",
+    "GdnWeights",
     "InvalidArgumentError",
     "KernelError",
     "UnsupportedDeviceError",
@@ -44,12 +51,17 @@ __all__ = [
     "UnsupportedShapeError",
     "UnsupportedTensorError",
     "__version__",
+    "argmax",
+    "argmax_workspace_bytes",
     "built_with_cuda",
     "compiled_archs",
     "cuda_problem",
     "cuda_status",
     "cuda_toolkit_version",
     "devices",
+    "gdn_step",
+    "embedding_gather",
     "require_cuda",
     "rms_norm",
+    "speculative_accept",
 ]

@@ -1,11 +1,16 @@
 """Checks that several ops share. Each raises with what was got and what was expected."""
 
 from itertools import pairwise
+from typing import Any
 
-from bytebound_kernels._tensor import HOST, TensorView
-from bytebound_kernels.errors import UnsupportedDeviceError, UnsupportedLayoutError
+from bytebound_kernels._tensor import HOST, TensorView, view
+from bytebound_kernels.errors import (
+    UnsupportedDeviceError,
+    UnsupportedLayoutError,
+    UnsupportedShapeError,
+)
 
-__all__ = ["common_device", "no_overlap", "row_stride"]
+__all__ = ["common_device", "no_overlap", "packed_view", "row_stride", "workspace_view"]
 
 
 def row_stride(op: str, tensor: TensorView) -> int:
@@ -81,3 +86,52 @@ def common_device(op: str, *tensors: TensorView) -> int:
         )
         raise UnsupportedDeviceError(f"{op}: got {got}; expected all on one CUDA device")
     return ordinals[0]
+
+
+def packed_view(
+    op: str, name: str, tensor: Any, dtype: str, shape: tuple[int | None, ...]
+) -> TensorView:
+    """Describe a contiguous tensor of one dtype and of a shape in which None fits any size.
+
+    Raises:
+        UnsupportedTensorError: it is no tensor.
+        UnsupportedDtypeError: its element type is another one.
+        UnsupportedShapeError: its shape is another one.
+        UnsupportedLayoutError: it is not contiguous.
+    """
+    tensor_view = view(op, name, tensor, (dtype,))
+    got = tensor_view.shape
+    fits = len(got) == len(shape) and all(
+        want in (None, n) for n, want in zip(got, shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join("any" if want is None else str(want) for want in shape)
+        raise UnsupportedShapeError(f"{op}: {name} has shape {got}; expected ({wanted})")
+    step = 1
+    for n, stride in zip(reversed(got), reversed(tensor_view.strides), strict=True):
+        if n > 1 and stride != step:
+            raise UnsupportedLayoutError(
+                f"{op}: {name} of shape {got} has strides {tensor_view.strides}; expected a "
+                f"contiguous tensor. Use .contiguous()."
+            )
+        step *= n
+    return tensor_view
+
+
+def workspace_view(op: str, workspace: Any, num_bytes: int) -> TensorView:
+    """Describe a workspace: uint8, contiguous, aligned to 16 bytes, ``num_bytes`` or more.
+
+    Raises:
+        UnsupportedShapeError: it is too small.
+        UnsupportedLayoutError: it is not contiguous or not aligned.
+    """
+    tensor_view = packed_view(op, "workspace", workspace, "uint8", (None,))
+    if tensor_view.shape[0] < num_bytes:
+        raise UnsupportedShapeError(
+            f"{op}: workspace has {tensor_view.shape[0]} bytes; expected {num_bytes} or more"
+        )
+    if tensor_view.pointer % 16:
+        raise UnsupportedLayoutError(
+            f"{op}: workspace starts at {tensor_view.pointer:#x}; expected a multiple of 16"
+        )
+    return tensor_view

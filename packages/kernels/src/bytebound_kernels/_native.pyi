@@ -28,6 +28,75 @@ def pointer_device(pointer: int) -> int: ...
 
 # The functions below exist only where built_with_cuda is true.
 
+def argmax_workspace_bytes(rows: int) -> int: ...
+def argmax(
+    logits: int,
+    id_map: int,
+    out: int,
+    workspace: int,
+    *,
+    rows: int,
+    n: int,
+    row_stride: int,
+    dtype: int,
+    device: int,
+    stream: int,
+) -> None: ...
+def embedding_gather(
+    ids: int,
+    table: int,
+    out: int,
+    *,
+    rows: int,
+    n: int,
+    d: int,
+    table_row_stride: int,
+    out_row_stride: int,
+    table_dtype: int,
+    out_dtype: int,
+    device: int,
+    stream: int,
+) -> None: ...
+def speculative_accept(
+    ids: int,
+    drafts: int,
+    cycle: int,
+    output: int,
+    *,
+    rows: int,
+    capacity: int,
+    device: int,
+    stream: int,
+) -> None: ...
+
+def gdn_step(
+    current: tuple[int, int, int],
+    pending: tuple[int, int, int],
+    *,
+    z: int,
+    out: int,
+    num_accepted: int,
+    conv_weight: int,
+    a_log: int,
+    dt_bias: int,
+    norm_weight: int,
+    conv_window: int,
+    state: int,
+    rows: int,
+    pending_rows: int,
+    row_strides: tuple[int, int, int],
+    pending_row_strides: tuple[int, int, int],
+    z_row_stride: int,
+    out_row_stride: int,
+    h: int,
+    hv: int,
+    dtype: int,
+    eps: float,
+    commit: bool,
+    state_settled: bool,
+    device: int,
+    stream: int,
+) -> None: ...
 def rms_norm(
     x: int,
     weight: int,
