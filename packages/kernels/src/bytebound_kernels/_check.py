@@ -64,8 +64,8 @@ def no_overlap(
     if apart:
         return
     stride = common_row_stride * written.itemsize  # in bytes from here on
-    row = written.shape[-1] * written.itemsize
-    if stride and row <= (read.pointer - written.pointer) % stride <= stride - row:
+    row, read_row = (tensor.shape[-1] * tensor.itemsize for tensor in (written, read))
+    if stride and row <= (read.pointer - written.pointer) % stride <= stride - read_row:
         return
     raise UnsupportedLayoutError(
         f"{op}: {written.name} overlaps {read.name} in memory; expected separate tensors"
