@@ -36,18 +36,19 @@ def check_requirements(workspace: Workspace) -> Iterator[str]:
             sibling = workspace.member(requirement.name)
             if sibling is member and in_extra and requirement.extras:
                 continue  # an extra that is made of others
-            yield from _check_edge(member, requirement)
+            yield from _check_edge(member, requirement, may_be_foreign=in_extra and not sibling)
             if sibling is None:
                 yield from _check_bound(member, requirement)
             elif sibling is not member:
                 yield from _check_range(member, sibling, requirement)
 
 
-def _check_edge(member: Member, requirement: Requirement) -> Iterator[str]:
+def _check_edge(member: Member, requirement: Requirement, *, may_be_foreign: bool) -> Iterator[str]:
+    """An edge of the graph; NEEDS_NOTHING may offer an extra that is made of other people's."""
     name, needed = canonicalize_name(member.name), canonicalize_name(requirement.name)
     if name == needed:
         yield f"{member.name}: needs itself"
-    elif name == NEEDS_NOTHING:
+    elif name == NEEDS_NOTHING and not may_be_foreign:
         yield f"{member.name}: needs {requirement.name}; it may need nothing"
     if needed == NEEDED_BY_NOTHING:
         yield f"{member.name}: needs {needed}; nothing may depend on it"

@@ -287,6 +287,14 @@ def test_the_kernels_may_not_need_torch_either(root: Path) -> None:
     assert expected in check_workspace.find_violations(root)
 
 
+def test_the_kernels_may_offer_torch_in_an_extra(root: Path) -> None:
+    edit(root, KERNELS, 'name = "demo-kernels"', 'name = "bytebound-kernels"')
+    extra = "dependencies = []\n[project.optional-dependencies]\nmore = ['torch>=2']"
+    edit(root, KERNELS, "dependencies = []", extra)
+    found = check_workspace.find_violations(root)
+    assert not [line for line in found if "may need nothing" in line]
+
+
 def test_a_private_member_may_need_any_version_of_others(root: Path) -> None:
     edit(root, ENGINE, "torch>=2", "torch")
     edit(root, ENGINE, '"Typing :: Typed"', '"Typing :: Typed", "Private :: Do Not Upload"')

@@ -179,8 +179,9 @@ def gdn_prefill(
     heads_kernel[grid](
         qkv, conv_weight, conv_window, heads, tokens, s_qkv, scale, **dims, BT=_BT, num_warps=4
     )
-    grid = (triton.cdiv(channels, _BC),)
-    window_kernel[grid](qkv, conv_window, tokens, s_qkv, C=channels, BC=_BC, num_warps=4)
+    window_kernel[(triton.cdiv(channels, _BC),)](
+        qkv, conv_window, tokens, s_qkv, C=channels, BC=_BC, num_warps=4
+    )
 
     dims["HV"] = value_heads
     systems = (value_heads, triton.cdiv(tokens, CHUNK))

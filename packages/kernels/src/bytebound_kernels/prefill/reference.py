@@ -43,8 +43,9 @@ def gdn_prefill_reference(
     repeat = value_dim // key_dim
 
     history = torch.cat((conv_window.T, qkv))
-    mixed = silu(sum(history[j : j + tokens] * conv_weight[:, j] for j in range(4)))
-    q, k, v = mixed.split([key_dim, key_dim, value_dim], dim=-1)
+    taps = torch.stack([history[j : j + tokens] for j in range(4)], dim=-1)
+    mixed = silu((taps * conv_weight).sum(-1))
+    q, k, v = torch.split(mixed, [key_dim, key_dim, value_dim], dim=-1)
     q = _l2_norm(q.reshape(tokens, -1, head_dim)) * head_dim**-0.5
     k = _l2_norm(k.reshape(tokens, -1, head_dim))
     q, k = (t.repeat_interleave(repeat, dim=1) for t in (q, k))
