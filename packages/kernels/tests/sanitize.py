@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from bytebound_kernels import _native, rms_norm
+from bytebound_kernels import GdnRows, GdnState, GdnWeights, _native, gdn_step, rms_norm
 from bytebound_kernels.bench.memory import CupyBackend, DeviceArray, TorchBackend, device_array
 
 WIDTHS = (1, 3, 8, 127, 256, 1000, 8200, 17408)
@@ -23,7 +23,7 @@ PAIRS = (
 
 
 def itemsize_of(dtype: str) -> int:
-    return 4 if dtype == "float32" else 2
+    return 4 if dtype in ("float32", "int32") else 2
 
 
 def find_backend() -> tuple[CupyBackend | TorchBackend, Callable[[], None]]:
@@ -45,6 +45,34 @@ def exact(backend: CupyBackend | TorchBackend, shape: tuple[int, ...], dtype: st
     return device_array(backend, backend.allocate(num_bytes), shape, dtype)
 
 
+def run_gdn_step(backend: CupyBackend | TorchBackend) -> int:
+    """Step, verify and replay, in one and in two rounds over the value heads."""
+    launches = 0
+    for dtype in ("float16", "bfloat16"):
+        for h, hv in ((1, 3), (2, 8)):
+            channels = (2 * h + hv) * 128
+            weights = GdnWeights(
+                exact(backend, (channels, 4), dtype),
+                *(exact(backend, (n,), "float32") for n in (hv, hv, 128)),
+            )
+            state = GdnState(
+                exact(backend, (channels, 3), dtype), exact(backend, (hv, 128, 128), "float32")
+            )
+            # As the memory is filled this is a huge number, that is, all pending rows.
+            num_accepted = exact(backend, (1,), "int32")
+            for num_rows, num_pending in ((1, 0), (8, 0), (0, 3), (5, 8)):
+                rows, pending = (
+                    GdnRows(*(exact(backend, (n, c), dtype) for c in (channels, hv, hv)))
+                    for n in (num_rows, max(num_pending, 1))
+                )
+                z, out = (exact(backend, (num_rows, hv * 128), dtype) for _ in range(2))
+                replay = {"pending": pending, "num_accepted": num_accepted} if num_pending else {}
+                for commit in (False,) if num_pending else (False, True):
+                    gdn_step(rows, z, weights, state, commit=commit, out=out, **replay)
+                    launches += 1
+    return launches
+
+
 def main() -> int:
     backend, synchronize = find_backend()
     launches = 0
@@ -59,6 +87,7 @@ def main() -> int:
                     odd.at(itemsize_of(x_dtype), (rows, d)), exact(backend, (d,), w_dtype), out=out
                 )
                 launches += 2
+    launches += run_gdn_step(backend)
     # Not a multiple of what the grid reads at once, so that the tail runs too.
     num_bytes = (20 << 20) + 16
     memory, sink = backend.allocate(num_bytes), backend.allocate(4)

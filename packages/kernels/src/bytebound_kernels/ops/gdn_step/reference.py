@@ -44,7 +44,7 @@ def gdn_step_reference(
         inputs = torch.cat((window, qkv[i, :, None]), dim=1)  # [C, 4]
         window = inputs[:, 1:]
         mixed = silu((inputs * conv).sum(1)).view(-1, _HEAD_DIM)
-        q, k, v = mixed.split((h, h, hv))
+        q, k, v = torch.split(mixed, [h, h, hv])
         q = q * torch.rsqrt(q.square().sum(-1, keepdim=True) + _L2_EPS) * _HEAD_DIM**-0.5
         k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + _L2_EPS)
         q, k = (heads.repeat_interleave(hv // h, dim=0) for heads in (q, k))
