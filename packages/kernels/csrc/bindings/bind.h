@@ -23,6 +23,7 @@ inline void* stream_of(Address stream) {
 using Unlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
 
 void bind_argmax(pybind11::module_& m);
+void bind_attention_decode(pybind11::module_& m);
 void bind_embedding_gather(pybind11::module_& m);
 void bind_gdn_step(pybind11::module_& m);
 void bind_read_bandwidth(pybind11::module_& m);

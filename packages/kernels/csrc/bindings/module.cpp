@@ -85,6 +85,7 @@ PYBIND11_MODULE(_native, m) {
 #ifdef BYTEBOUND_WITH_CUDA
   m.attr("built_with_cuda") = true;
   bind_argmax(m);
+  bind_attention_decode(m);
   bind_embedding_gather(m);
   bind_gdn_step(m);
   bind_read_bandwidth(m);

@@ -30,6 +30,10 @@ from bytebound_kernels.errors import (
     UnsupportedTensorError,
 )
 from bytebound_kernels.ops.argmax import argmax, argmax_workspace_bytes
+from bytebound_kernels.ops.attention_decode import (
+    attention_decode,
+    attention_decode_workspace_bytes,
+)
 from bytebound_kernels.ops.embedding_gather import embedding_gather
 from bytebound_kernels.ops.gdn_step import GdnRows, GdnState, GdnWeights, gdn_step
 from bytebound_kernels.ops.rms_norm import rms_norm
@@ -53,6 +57,8 @@ __all__ = [
     "__version__",
     "argmax",
     "argmax_workspace_bytes",
+    "attention_decode",
+    "attention_decode_workspace_bytes",
     "built_with_cuda",
     "compiled_archs",
     "cuda_problem",

@@ -28,6 +28,41 @@ def pointer_device(pointer: int) -> int: ...
 
 # The functions below exist only where built_with_cuda is true.
 
+def attention_decode(
+    q_gate: int,
+    k: int,
+    v: int,
+    q_norm: int,
+    k_norm: int,
+    inv_freq: int,
+    position: int,
+    k_cache: int,
+    v_cache: int,
+    k_scale: int,
+    v_scale: int,
+    workspace: int,
+    out: int,
+    *,
+    rows: int,
+    num_heads: int,
+    num_kv_heads: int,
+    max_positions: int,
+    rotary_dim: int,
+    q_gate_row_stride: int,
+    k_row_stride: int,
+    v_row_stride: int,
+    out_row_stride: int,
+    cache_head_stride: int,
+    scale_head_stride: int,
+    x_dtype: int,
+    norm_dtype: int,
+    cache_dtype: int,
+    eps: float,
+    scale: float,
+    device: int,
+    stream: int,
+) -> None: ...
+def attention_decode_workspace_bytes(rows: int, num_heads: int, max_positions: int) -> int: ...
 def argmax_workspace_bytes(rows: int) -> int: ...
 def argmax(
     logits: int,

@@ -1,0 +1,61 @@
+// Copies from global to shared memory that run while the thread goes on: cp.async, sm_80 and later.
+// PTX ISA, "cp.async" and "createpolicy".
+#pragma once
+
+#include <cstdint>
+
+namespace bytebound {
+
+__device__ __forceinline__ uint32_t shared_address(const void* p_shared) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p_shared));
+}
+
+// A cache policy for what is read once and would only push other data out of the L2.
+__device__ __forceinline__ uint64_t read_once_policy() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// Copies 16 bytes, past the L1. Both addresses are 16-byte aligned. Of a chunk with valid = false
+// nothing is read, and zeros are written.
+__device__ __forceinline__ void async_copy_16(uint32_t to_shared,
+                                              const void* p_from,
+                                              bool valid,
+                                              uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to_shared),
+               "l"(p_from), "r"(valid ? 16 : 0), "l"(policy)
+               : "memory");
+}
+
+// The same without conditions.
+__device__ __forceinline__ void async_copy_16(uint32_t to_shared, const void* p_from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to_shared), "l"(p_from)
+               : "memory");
+}
+
+// Copies 4 bytes; valid as above.
+__device__ __forceinline__ void async_copy_4(uint32_t to_shared, const void* p_from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to_shared), "l"(p_from),
+               "r"(valid ? 4 : 0)
+               : "memory");
+}
+
+// Returns when every copy that this thread has begun is complete. The copies of other threads are
+// visible after a barrier that follows.
+__device__ __forceinline__ void async_copy_wait() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// Ends a group of copies; a group without any is complete at once.
+__device__ __forceinline__ void async_copy_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Returns when all groups of this thread but the last kGroups are complete.
+template <int kGroups>
+__device__ __forceinline__ void async_copy_wait_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
+
+}  // namespace bytebound

@@ -1,0 +1,482 @@
+// Attention of a block of queries to one tile of cached positions, on tensor cores.
+//
+// A tile is 16 KB of keys and 16 KB of values of one kv head. The block's four warps divide it
+// twice:
+//
+//   scores = Q K^T     warp w: its own quarter of the tile's positions, all 256 dims
+//   out   += P V       warp w: all positions, dims 64 w .. 64 w + 63
+//
+// In between each warp leaves its scores in shared memory, over the keys that it alone has read,
+// and after one barrier every warp reads all of them in the operand layout of P and computes the
+// softmax for itself: four times the exponentials, but no second exchange.
+//
+// A cache type says how a row lies in shared memory (swizzled so that no access has a bank
+// conflict) and how it becomes mma operands. The order of the dims inside a product of Q and K is
+// free as long as both agree on it; so is the naming of the output columns of P V.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "async_copy.cuh"
+#include "convert.cuh"
+#include "load_matrix.cuh"
+#include "mma.cuh"
+#include "reduce.cuh"
+
+namespace bytebound {
+
+constexpr int kHeadDim = 256;
+constexpr int kTileWarps = 4;
+constexpr int kTileThreads = kTileWarps * kWarp;
+constexpr int kWarpDims = kHeadDim / kTileWarps;  // of the output
+constexpr int kWarpColumns = kWarpDims / 8;       // n tiles of the output
+constexpr int kQuerySteps = kHeadDim / 16;        // k steps of Q K^T
+constexpr int kStepsPerLoad = 2;                  // of them, whose keys come with one load
+constexpr int kTileBytes = 16 << 10;              // of the keys, and of the values
+constexpr int kChunkBytes = 16;
+constexpr int kMaxTilesM = 3;  // times 16 queries: what fits the registers
+
+constexpr float kMinusInfinity = -__builtin_huge_valf();
+
+__device__ __forceinline__ uint32_t pack_pair(float low, float high, __half /* type */) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ __forceinline__ uint32_t pack_pair(float low, float high, __nv_bfloat16 /* type */) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// 2^x with a relative error near 2^-22; 0 for what would be subnormal. PTX ISA, "ex2".
+__device__ __forceinline__ float exp2_fast(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// Eight bytes of shared memory.
+__device__ __forceinline__ void load_pair(uint32_t (&b)[2], uint32_t address) {
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];"
+               : "=r"(b[0]), "=r"(b[1])
+               : "r"(address)
+               : "memory");
+}
+
+// float16 or bfloat16: operands come by ldmatrix, in the natural order of dims.
+template <typename T>
+struct WideCache {
+  using Compute = T;
+  static constexpr bool kScaled = false;
+  static constexpr int kRowBytes = kHeadDim * 2;
+  static constexpr int kTile = kTileBytes / kRowBytes;  // 32 positions
+  // All of its bits are set in what is infinite or NaN.
+  static constexpr uint32_t kExponent = std::is_same<T, __half>::value ? 0x7c00u : 0x7f80u;
+
+  static __device__ __forceinline__ int swizzle_key(int row, int chunk) {
+    return chunk ^ (row & 7);
+  }
+  static __device__ __forceinline__ int swizzle_value(int row, int chunk) {
+    return chunk ^ (row & 7);
+  }
+
+  // low: the elements of a[0] and high: those of a[2] of k step i_step, out of one query row.
+  static __device__ __forceinline__ void query_pairs(
+      const T* p_row, int i_step, int i_pair, uint32_t& low, uint32_t& high) {
+    const auto* p_pairs = reinterpret_cast<const uint32_t*>(p_row);
+    low = p_pairs[8 * i_step + i_pair];
+    high = p_pairs[8 * i_step + i_pair + 4];
+  }
+
+  // B operands of k steps 2 i_load and 2 i_load + 1 for the eight positions of n tile i_column.
+  static __device__ __forceinline__ void load_keys(uint32_t (&b)[kStepsPerLoad][2],
+                                                   uint32_t keys,
+                                                   int i_column,
+                                                   int i_load) {
+    const int i_lane = threadIdx.x % kWarp;
+    const int row = 8 * i_column + i_lane % 8;
+    const int chunk = swizzle_key(row, 4 * i_load + i_lane / 8);
+    uint32_t loaded[4];
+    load_matrices(loaded, keys + row * kRowBytes + chunk * kChunkBytes);
+    b[0][0] = loaded[0];
+    b[0][1] = loaded[1];
+    b[1][0] = loaded[2];
+    b[1][1] = loaded[3];
+  }
+
+  // B operands of the 16 positions of k step i_step for all n tiles of the warp.
+  static __device__ __forceinline__ void load_values(uint32_t (&b)[kWarpColumns][2],
+                                                     uint32_t values,
+                                                     int i_warp,
+                                                     int i_step) {
+    const int i_lane = threadIdx.x % kWarp;
+    const int row = 16 * i_step + i_lane % 16;
+#pragma unroll
+    for (int i = 0; i < kWarpColumns / 2; ++i) {
+      const int chunk = swizzle_value(row, kWarpColumns * i_warp + 2 * i + i_lane / 16);
+      uint32_t loaded[4];
+      load_matrices_transposed(loaded, values + row * kRowBytes + chunk * kChunkBytes);
+      b[2 * i][0] = loaded[0];
+      b[2 * i][1] = loaded[1];
+      b[2 * i + 1][0] = loaded[2];
+      b[2 * i + 1][1] = loaded[3];
+    }
+  }
+
+  // Stores one row's share of a thread: i_half picks the row of the accumulators.
+  static __device__ __forceinline__ void store_row(float* p_row,
+                                                   const float (&b_out)[kWarpColumns][4],
+                                                   int i_warp,
+                                                   int i_half) {
+    const int i_pair = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < kWarpColumns; ++i) {
+      *reinterpret_cast<float2*>(p_row + kWarpDims * i_warp + 8 * i + 2 * i_pair) =
+          make_float2(b_out[i][2 * i_half], b_out[i][2 * i_half + 1]);
+    }
+  }
+};
+
+// float8 e4m3 with one scale per position. A byte s eeee mmm moved to bits s 0eeee mmm0000000 is
+// the float16 of 2^-8 times its value, exactly, subnormals included; 2^8 goes into the scale. The
+// bytes 0x7f and 0xff (NaN) read as 2^-8 * 480: a position that is not finite has a NaN scale
+// instead.
+struct Float8Cache {
+  using Compute = __half;
+  static constexpr bool kScaled = true;
+  static constexpr int kRowBytes = kHeadDim;
+  static constexpr int kTile = kTileBytes / kRowBytes;  // 64 positions
+  static constexpr float kUnit = 256.0f;                // what one unit of the float16 stands for
+
+  static __device__ __forceinline__ int swizzle_key(int row, int chunk) {
+    return chunk ^ ((row & 3) << 1);
+  }
+  static __device__ __forceinline__ int swizzle_value(int row, int chunk) {
+    return chunk ^ (row & 6);
+  }
+
+  // Bytes 1 and 3 as two float16.
+  static __device__ __forceinline__ uint32_t to_halves(uint32_t bytes) {
+    return (bytes & 0x80008000u) | ((bytes >> 1) & 0x3f803f80u);
+  }
+
+  // The order of dims that load_keys has: of four adjacent dims 0 and 2, then 1 and 3.
+  static __device__ __forceinline__ void query_pairs(
+      const __half* p_row, int i_step, int i_pair, uint32_t& low, uint32_t& high) {
+    const int i_first = 32 * (i_step / 2) + 8 * i_pair + 4 * (i_step % 2);
+    const uint2 dims = *reinterpret_cast<const uint2*>(p_row + i_first);
+    low = __byte_perm(dims.x, dims.y, 0x5410);
+    high = __byte_perm(dims.x, dims.y, 0x7632);
+  }
+
+  static __device__ __forceinline__ void load_keys(uint32_t (&b)[kStepsPerLoad][2],
+                                                   uint32_t keys,
+                                                   int i_column,
+                                                   int i_load) {
+    const int i_lane = threadIdx.x % kWarp;
+    const int row = 8 * i_column + i_lane / 4;
+    const int chunk = swizzle_key(row, 2 * i_load + i_lane % 4 / 2);
+    uint32_t bytes[kStepsPerLoad];
+    load_pair(bytes, keys + row * kRowBytes + chunk * kChunkBytes + 8 * (i_lane % 2));
+#pragma unroll
+    for (int i = 0; i < kStepsPerLoad; ++i) {
+      b[i][0] = to_halves(bytes[i] << 8);
+      b[i][1] = to_halves(bytes[i]);
+    }
+  }
+
+  // Column c of n tile i stands for dim 8 c + i of the warp's 64.
+  static __device__ __forceinline__ void load_values(uint32_t (&b)[kWarpColumns][2],
+                                                     uint32_t values,
+                                                     int i_warp,
+                                                     int i_step) {
+    const int i_quad = threadIdx.x % kWarp / 4;
+    const int i_pair = threadIdx.x % 4;
+#pragma unroll
+    for (int i_half = 0; i_half < 2; ++i_half) {
+      uint32_t bytes[2][2];  // of two adjacent positions
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = 16 * i_step + 8 * i_half + 2 * i_pair + i;
+        const int chunk = swizzle_value(row, 4 * i_warp + i_quad / 2);
+        load_pair(bytes[i], values + row * kRowBytes + chunk * kChunkBytes + 8 * (i_quad % 2));
+      }
+#pragma unroll
+      for (int i = 0; i < kWarpColumns; ++i) {
+        // Byte i % 4 of either position into the upper bytes of the two halves.
+        const unsigned selector = (i % 4) << 4 | (4 + i % 4) << 12;
+        b[i][i_half] = to_halves(__byte_perm(bytes[0][i / 4], bytes[1][i / 4], selector));
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void store_row(float* p_row,
+                                                   const float (&b_out)[kWarpColumns][4],
+                                                   int i_warp,
+                                                   int i_half) {
+    const int i_pair = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int i = 2 * i_half + j;
+      auto* p_dims = reinterpret_cast<float4*>(p_row + kWarpDims * i_warp + 8 * (2 * i_pair + j));
+      p_dims[0] = make_float4(b_out[0][i], b_out[1][i], b_out[2][i], b_out[3][i]);
+      p_dims[1] = make_float4(b_out[4][i], b_out[5][i], b_out[6][i], b_out[7][i]);
+    }
+  }
+};
+
+// While a query has seen nothing, its maximum is infinite, and infinity less infinity no number.
+__device__ __forceinline__ float finite_or_zero(float max) {
+  return max == kMinusInfinity ? 0.0f : max;
+}
+
+// One stage of shared memory: keys, values and, where the cache has them, the scales.
+template <typename Cache>
+struct TileStage {
+  static constexpr int kScaleBytes = Cache::kScaled ? Cache::kTile * 4 : 0;
+  static constexpr int kBytes = 2 * kTileBytes + 2 * kScaleBytes;
+  static constexpr int kValues = kTileBytes;  // offsets in bytes
+  static constexpr int kKeyScales = 2 * kTileBytes;
+  static constexpr int kValueScales = kKeyScales + kScaleBytes;
+};
+
+// Where one kv head of the cache lies.
+struct HeadCache {
+  const unsigned char* p_keys;
+  const unsigned char* p_values;
+  const float* p_key_scales;    // null without scales
+  const float* p_value_scales;  // null without scales
+};
+
+// Begins to copy the positions first .. first + kTile - 1; those beyond `last` become zeros, so
+// what lies there in memory, NaN perhaps, has no effect.
+template <typename Cache>
+__device__ __forceinline__ void begin_load_tile(uint32_t stage,
+                                                const HeadCache& head,
+                                                int first,
+                                                int last) {
+  constexpr int kRowChunks = Cache::kRowBytes / kChunkBytes;
+  const uint64_t policy =
+      read_once_policy();  // made anew each time: that is cheaper than registers
+  const auto o_tile = static_cast<int64_t>(first) * Cache::kRowBytes;
+#pragma unroll
+  for (int i = 0; i < kTileBytes / kChunkBytes / kTileThreads; ++i) {
+    const int i_chunk = threadIdx.x + i * kTileThreads;
+    const int row = i_chunk / kRowChunks;
+    const int chunk = i_chunk % kRowChunks;
+    const bool valid = first + row <= last;
+    const int64_t o_from = o_tile + (valid ? i_chunk * kChunkBytes : 0);
+    async_copy_16(stage + row * Cache::kRowBytes + Cache::swizzle_key(row, chunk) * kChunkBytes,
+                  head.p_keys + o_from, valid, policy);
+    async_copy_16(stage + TileStage<Cache>::kValues + row * Cache::kRowBytes +
+                      Cache::swizzle_value(row, chunk) * kChunkBytes,
+                  head.p_values + o_from, valid, policy);
+  }
+  if constexpr (Cache::kScaled) {
+    static_assert(2 * Cache::kTile == kTileThreads, "one scale for each thread");
+    const int row = threadIdx.x % Cache::kTile;
+    const bool of_keys = threadIdx.x < Cache::kTile;
+    const bool valid = first + row <= last;
+    const float* p_scales = of_keys ? head.p_key_scales : head.p_value_scales;
+    async_copy_4(stage + TileStage<Cache>::kKeyScales + threadIdx.x * 4,
+                 p_scales + first + (valid ? row : 0), valid);
+  }
+}
+
+// What a block carries through a leaf, for kTilesM times 16 queries. Row h of tile m is query
+// 16 m + lane / 4 + 8 h. The maximum is that of the scores in units of log 2; every warp holds it.
+template <int kTilesM>
+struct AttentionState {
+  float out[kTilesM][kWarpColumns][4];
+  float max[kTilesM][2];
+  float sum[kTilesM][2];  // of this lane's columns: the four lanes of a row are added at the end
+};
+
+template <int kTilesM>
+__device__ __forceinline__ void reset(AttentionState<kTilesM>& state) {
+#pragma unroll
+  for (int m = 0; m < kTilesM; ++m) {
+#pragma unroll
+    for (int i = 0; i < kWarpColumns; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        state.out[m][i][j] = 0.0f;
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      state.max[m][h] = kMinusInfinity;
+      state.sum[m][h] = 0.0f;
+    }
+  }
+}
+
+// The scores of n tile i_column: [queries][8] floats over the keys that they came from.
+template <typename Cache>
+__device__ __forceinline__ float2* scores_at(unsigned char* p_stage, int i_column, int i_query) {
+  const int i_pair = threadIdx.x % 4;
+  return reinterpret_cast<float2*>(p_stage + i_column * 8 * Cache::kRowBytes) + 4 * i_query +
+         i_pair;
+}
+
+// Replaces the warp's keys by scores * unit (and * the key's scale). p_queries holds the A operands
+// of all k steps: [kTilesM][kQuerySteps][lane] of 16 bytes.
+template <typename Cache, int kTilesM>
+__device__ __forceinline__ void tile_scores(unsigned char* p_stage,
+                                            const uint4* p_queries,
+                                            float unit) {
+  constexpr int kColumns = Cache::kTile / 8 / kTileWarps;  // n tiles of this warp
+  const int i_lane = threadIdx.x % kWarp;
+  const int i_first = threadIdx.x / kWarp * kColumns;
+  const uint32_t keys = shared_address(p_stage);
+
+  // Two chains of sums, even and odd k steps: one chain alone would wait for each product.
+  float b_scores[kTilesM][kColumns][2][4] = {};
+  // With more queries there is enough to do in one step, and no register to load ahead.
+  constexpr int kUnroll = kTilesM == 1 ? kQuerySteps / kStepsPerLoad : 1;
+#pragma unroll kUnroll
+  for (int i_load = 0; i_load < kQuerySteps / kStepsPerLoad; ++i_load) {
+    uint32_t b_keys[kColumns][kStepsPerLoad][2];
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      Cache::load_keys(b_keys[j], keys, i_first + j, i_load);
+    }
+#pragma unroll
+    for (int i = 0; i < kStepsPerLoad; ++i) {
+#pragma unroll
+      for (int m = 0; m < kTilesM; ++m) {
+        const int i_step = i_load * kStepsPerLoad + i;
+        const uint4 loaded = p_queries[(m * kQuerySteps + i_step) * kWarp + i_lane];
+        const uint32_t a[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+          mma_m16n8k16(b_scores[m][j][i % 2], a, b_keys[j][i], typename Cache::Compute{});
+        }
+      }
+    }
+  }
+
+  __syncwarp();  // the scores take the place of keys that other lanes of the warp read
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j) {
+    float2 scale = make_float2(unit, unit);
+    if constexpr (Cache::kScaled) {
+      const auto* p_scales =
+          reinterpret_cast<const float2*>(p_stage + TileStage<Cache>::kKeyScales);
+      const float2 loaded = p_scales[4 * (i_first + j) + i_lane % 4];
+      scale = make_float2(unit * (loaded.x * Cache::kUnit), unit * (loaded.y * Cache::kUnit));
+    }
+#pragma unroll
+    for (int m = 0; m < kTilesM; ++m) {
+      const float (&b_even)[4] = b_scores[m][j][0];
+      const float (&b_odd)[4] = b_scores[m][j][1];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        *scores_at<Cache>(p_stage, i_first + j, 16 * m + i_lane / 4 + 8 * h) =
+            make_float2((b_even[2 * h] + b_odd[2 * h]) * scale.x,
+                        (b_even[2 * h + 1] + b_odd[2 * h + 1]) * scale.y);
+      }
+    }
+  }
+}
+
+// A score as its query sees it: what lies beyond the limit counts as minus infinity.
+__device__ __forceinline__ float2 seen(float2 scores, int column, int limit) {
+  return make_float2(column <= limit ? scores.x : kMinusInfinity,
+                     column + 1 <= limit ? scores.y : kMinusInfinity);
+}
+
+// Takes the largest scores of the tile at `first` into the state and brings its sums to the new
+// maxima.
+template <typename Cache, int kTilesM>
+__device__ __forceinline__ void raise_maxima(AttentionState<kTilesM>& state,
+                                             unsigned char* p_stage,
+                                             int first,
+                                             const int (&sees)[kTilesM][2]) {
+  const int i_quad = threadIdx.x % kWarp / 4;
+  const int i_pair = threadIdx.x % 4;
+#pragma unroll
+  for (int m = 0; m < kTilesM; ++m) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int limit = sees[m][h] - first;  // the last column that the query sees
+      float new_max = state.max[m][h];
+#pragma unroll
+      for (int i = 0; i < Cache::kTile / 8; ++i) {
+        const float2 loaded = *scores_at<Cache>(p_stage, i, 16 * m + i_quad + 8 * h);
+        const float2 b = seen(loaded, 8 * i + 2 * i_pair, limit);
+        new_max = fmaxf(new_max, fmaxf(b.x, b.y));
+      }
+      new_max = fmaxf(new_max, __shfl_xor_sync(kAllLanes, new_max, 1));
+      new_max = fmaxf(new_max, __shfl_xor_sync(kAllLanes, new_max, 2));
+      const float shrink = exp2_fast(state.max[m][h] - finite_or_zero(new_max));
+      state.max[m][h] = new_max;
+      state.sum[m][h] *= shrink;
+#pragma unroll
+      for (int i = 0; i < kWarpColumns; ++i) {
+        state.out[m][i][2 * h] *= shrink;
+        state.out[m][i][2 * h + 1] *= shrink;
+      }
+    }
+  }
+}
+
+// Adds the tile at position `first` to the state. sees[m][h]: the last position that the query
+// sees; it may lie in front of the tile or behind it. A position that a query does not see changes
+// no bit of it.
+template <typename Cache, int kTilesM>
+__device__ __forceinline__ void add_tile(AttentionState<kTilesM>& state,
+                                         unsigned char* p_stage,
+                                         int first,
+                                         const int (&sees)[kTilesM][2]) {
+  constexpr int kSteps = Cache::kTile / 16;
+  using Compute = typename Cache::Compute;
+  const int i_quad = threadIdx.x % kWarp / 4;
+  const int i_pair = threadIdx.x % 4;
+  const uint32_t values = shared_address(p_stage) + TileStage<Cache>::kValues;
+
+  raise_maxima<Cache>(state, p_stage, first, sees);
+  constexpr int kUnroll = kTilesM == 1 ? kSteps : 1;
+#pragma unroll kUnroll
+  for (int i_step = 0; i_step < kSteps; ++i_step) {
+    uint32_t b_weights[kTilesM][4];  // P, as A operands
+#pragma unroll
+    for (int m = 0; m < kTilesM; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int limit = sees[m][h] - first;
+        const float offset = finite_or_zero(state.max[m][h]);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int i = 2 * i_step + e;
+          const int column = 8 * i + 2 * i_pair;
+          const float2 loaded = *scores_at<Cache>(p_stage, i, 16 * m + i_quad + 8 * h);
+          const float2 b = seen(loaded, column, limit);
+          float low = exp2_fast(b.x - offset);
+          float high = exp2_fast(b.y - offset);
+          state.sum[m][h] += low + high;
+          if constexpr (Cache::kScaled) {
+            const auto* p_scales =
+                reinterpret_cast<const float2*>(p_stage + TileStage<Cache>::kValueScales);
+            const float2 scale = p_scales[4 * i + i_pair];
+            // Not by multiplying alone: the scale of a column that is not seen may be NaN.
+            low = column <= limit ? low * (scale.x * Cache::kUnit) : 0.0f;
+            high = column + 1 <= limit ? high * (scale.y * Cache::kUnit) : 0.0f;
+          }
+          b_weights[m][2 * e + h] = pack_pair(low, high, Compute{});
+        }
+      }
+    }
+    uint32_t b_values[kWarpColumns][2];
+    Cache::load_values(b_values, values, threadIdx.x / kWarp, i_step);
+#pragma unroll
+    for (int i = 0; i < kWarpColumns; ++i) {
+#pragma unroll
+      for (int m = 0; m < kTilesM; ++m) {
+        mma_m16n8k16(state.out[m][i], b_weights[m], b_values[i], Compute{});
+      }
+    }
+  }
+}
+
+}  // namespace bytebound
