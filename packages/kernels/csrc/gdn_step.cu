@@ -356,87 +356,107 @@ __device__ __forceinline__ float step(float (&b_state)[kLaneRows][kQuad],
   return __fmul_rn(scale, fmaf(qk, own_delta, __fmul_rn(decay, sum)));
 }
 
+// Where a block's items and pairs of values lie. A block has `ratio` items per slice, and every
+// num_ranks-th slice.
+struct Place {
+  int i_head;   // of the value heads of the key head
+  int i_slice;  // of V
+  int i_row;    // of the pass
+  int i_pair;   // within the block's values of a row
+  int o_value;  // the pair's first value, within a row of z and out
+};
+
 template <typename T>
 __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelArgs<T> args) {
   extern __shared__ float4 shared[];
   float* p_shared = reinterpret_cast<float*>(shared);
-  cluster_arrive();
+  cluster_arrive_relaxed();
 
   const int rank = static_cast<int>(cluster_rank());
   const int ratio = args.ratio;
   const int i_key = blockIdx.x / args.num_ranks;
   const int num_items = ratio * (kSlices / args.num_ranks);
-  const int num_pairs = kKeyPairs + num_items * (kSliceColumns / 2);
+  const int num_z_pairs = num_items * (kSliceColumns / 2);  // of a row
+  const int num_pairs = kKeyPairs + num_z_pairs;
+  const int num_z = args.current.rows * num_z_pairs;
   const int i_thread = threadIdx.x;
   const int num_threads = blockDim.x;
   const int i_lane = i_thread % kWarp;
   const Layout layout = layout_of(args.pending.rows, args.current.rows, num_items, ratio);
   const int row_stride = layout.row_stride;
 
-  // The lane's piece of an item's state.
-  const int i_half = i_thread / kWarp % kSliceWarps;
-  const int lane_row = i_lane / 2 * kLaneRows;
-  const int lane_column = i_half * kWarpColumns + i_lane % 2 * kQuad;
-  const auto state_of = [&](int i_item) {
-    const std::int64_t i_head = i_key * ratio + i_item % ratio;
-    const int i_slice = rank + i_item / ratio * args.num_ranks;
-    return args.p_state + (i_head * kHeadDim + lane_row) * kHeadDim + i_slice * kSliceColumns +
-           lane_column;
+  const auto place_of_item = [&](int i_item) {
+    return Place{i_item % ratio, rank + i_item / ratio * args.num_ranks, 0, 0, 0};
   };
-  const int num_groups = num_threads / kGroupThreads;
-  const int first_item = i_thread / kGroupThreads;
-
-  // Pairs of columns of z and out are dealt from the last thread on, the gates behind the channels:
-  // with few rows every thread then has one thing to do.
-  const int num_z_pairs = num_items * (kSliceColumns / 2);  // of a row
-  const int first_z = num_threads - 1 - i_thread;
-  const int first_gate = (i_thread + num_threads - num_pairs % num_threads) % num_threads;
-  const auto norm_weight_of = [&](int i_pair) {
-    const int column = 2 * i_pair;
-    const int i_slice = rank + column / kSliceColumns / ratio * args.num_ranks;
-    const float* p = args.p_norm_weight + i_slice * kSliceColumns + column % kSliceColumns;
+  const auto place_of_values = [&](int i) {
+    const int i_row = i / num_z_pairs;
+    const int i_pair = i - i_row * num_z_pairs;
+    Place place = place_of_item(2 * i_pair / kSliceColumns);
+    place.i_row = i_row;
+    place.i_pair = i_pair;
+    place.o_value = (i_key * ratio + place.i_head) * kHeadDim + place.i_slice * kSliceColumns +
+                    2 * i_pair % kSliceColumns;
+    return place;
+  };
+  const auto norm_weight_of = [&](const Place& place) {
+    const float* p = args.p_norm_weight + place.o_value % kHeadDim;
     return make_float2(p[0], p[1]);
+  };
+  const auto load_z = [&](const Place& place) {
+    return *reinterpret_cast<const Pair<T>*>(args.p_z + place.i_row * args.z_row_stride +
+                                             place.o_value);
   };
   const auto head_gates_of = [&](int i_head) {
     return HeadGates{args.p_a_log[i_head], args.p_dt_bias[i_head]};
   };
 
+  // The lane's piece of an item's state.
+  const int i_half = i_thread / kWarp % kSliceWarps;
+  const int lane_row = i_lane / 2 * kLaneRows;
+  const int lane_column = i_half * kWarpColumns + i_lane % 2 * kQuad;
+  const auto state_of = [&](const Place& item) {
+    const std::int64_t i_head = i_key * ratio + item.i_head;
+    return args.p_state + (i_head * kHeadDim + lane_row) * kHeadDim + item.i_slice * kSliceColumns +
+           lane_column;
+  };
+  const int num_groups = num_threads / kGroupThreads;
+  const int first_item = i_thread / kGroupThreads;
+  Place item = place_of_item(first_item);
+  float* p_state = state_of(item);
+
+  // The values are dealt from the last thread on, and the gates from the first warp that has no
+  // channels: with few rows every warp then waits for memory once.
+  const int first_z = num_threads - 1 - i_thread;
+  const Place first_values = place_of_values(first_z);
+  const int gate_threads_before = (num_pairs + kWarp - 1) / kWarp * kWarp % num_threads;
+  const int first_gate =
+      i_thread - gate_threads_before + (i_thread < gate_threads_before ? num_threads : 0);
+
   if (!args.state_settled) {
     wait_for_previous_kernel();
   }
   float b_state[kLaneRows][kQuad];
-  load_state(state_of(first_item), b_state);
+  load_state(p_state, b_state);
   ConvPair<T> b_conv = {};
   const int first_channel = channel_of(i_thread, i_key, rank, args.h, ratio, args.num_ranks);
   if (i_thread < num_pairs) {
     b_conv = load_conv_pair(args, first_channel);
   }
-  const float2 b_norm_weight = norm_weight_of(first_z % num_z_pairs);
+  const float2 b_norm_weight = norm_weight_of(first_values);
   const HeadGates b_gates = head_gates_of(i_key * ratio + first_gate % ratio);
   allow_next_kernel();
   wait_for_previous_kernel();
 
-  // Every pending row is loaded before it is known how many count.
+  // Pending rows are loaded, and their gates computed, before it is known how many count.
   int num_replayed = 0;
   if (args.pending.rows > 0) {
     num_replayed = min(max(*args.p_num_accepted, 0), args.pending.rows);
   }
-  const int num_rows = num_replayed + args.current.rows;
-  const int num_committed = args.commit ? num_rows : num_replayed;
-  const int num_z = args.current.rows * num_z_pairs;
-  const auto load_z = [&](int i) {
-    const int i_pair = i % num_z_pairs;
-    const int column = 2 * i_pair;
-    const int i_item = column / kSliceColumns;
-    const int i_slice = rank + i_item / ratio * args.num_ranks;
-    const int o_column = (i_key * ratio + i_item % ratio) * kHeadDim + i_slice * kSliceColumns +
-                         column % kSliceColumns;
-    return *reinterpret_cast<const Pair<T>*>(args.p_z + i / num_z_pairs * args.z_row_stride +
-                                             o_column);
-  };
+  const int first_row = args.pending.rows;  // of the current ones, in shared memory
+  const int num_rows = first_row + args.current.rows;
   Pair<T> b_z = {};
   if (first_z < num_z) {
-    b_z = load_z(first_z);
+    b_z = load_z(first_values);
   }
 
   for (int i_pair = i_thread; i_pair < num_pairs; i_pair += num_threads) {
@@ -461,7 +481,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
       keep_window(b_window, p_kept);
     }
     convolve(b_conv.weight, b_current, args.current.rows, b_window,
-             p_mixed + num_replayed * row_stride, row_stride);
+             p_mixed + first_row * row_stride, row_stride);
     if (args.commit) {
       keep_window(b_window, p_kept);
     }
@@ -471,17 +491,18 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
     const int i_row = i / ratio;
     const int i_head = i_key * ratio + i % ratio;
     const HeadGates b_head = i == first_gate ? b_gates : head_gates_of(i_head);
-    const bool replayed = i_row < num_replayed;
+    const bool is_pending = i_row < first_row;
     reinterpret_cast<float2*>(p_shared + layout.decay)[i] =
-        decay_and_beta(replayed ? args.pending : args.current,
-                       replayed ? i_row : i_row - num_replayed, i_head, b_head);
+        decay_and_beta(is_pending ? args.pending : args.current,
+                       is_pending ? i_row : i_row - first_row, i_head, b_head);
   }
 
   for (int i = first_z; i < num_z; i += num_threads) {
     float2 b_weight = b_norm_weight;
     if (i != first_z) {
-      b_z = load_z(i);
-      b_weight = norm_weight_of(i % num_z_pairs);
+      const Place values = place_of_values(i);
+      b_z = load_z(values);
+      b_weight = norm_weight_of(values);
     }
     reinterpret_cast<float2*>(p_shared + layout.gate)[i] =
         make_float2(b_weight.x * silu(to_float(b_z.v[0])), b_weight.y * silu(to_float(b_z.v[1])));
@@ -489,17 +510,20 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
   __syncthreads();
   cluster_wait();  // every block has started and may be sent to
 
+  const bool is_written = args.commit ? num_rows > 0 : num_replayed > 0;
   for (int i_item = first_item; i_item < num_items; i_item += num_groups) {
-    const int i_of_ratio = i_item % ratio;
-    const int i_slice = rank + i_item / ratio * args.num_ranks;
-    float* p_state = state_of(i_item);
     if (i_item != first_item) {
+      if (args.commit && is_written) {
+        store_state(p_state, b_state);
+      }
+      item = place_of_item(i_item);
+      p_state = state_of(item);
       load_state(p_state, b_state);
     }
     const float* p_keys = p_shared + layout.mixed + lane_row;
     float* p_value = p_shared + layout.mixed + 2 * kHeadDim + i_item * kSliceColumns + lane_column +
                      i_lane / 4 % 4;
-    const float2* p_decay = reinterpret_cast<const float2*>(p_shared + layout.decay) + i_of_ratio;
+    const float2* p_decay = reinterpret_cast<const float2*>(p_shared + layout.decay) + item.i_head;
     const auto advance = [&](int i_row, auto with_out) {
       const float2 decay_beta = p_decay[i_row * ratio];
       return step<decltype(with_out)::value>(b_state, p_keys + i_row * row_stride,
@@ -510,10 +534,12 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
     for (int i_row = 0; i_row < num_replayed; ++i_row) {
       advance(i_row, std::false_type{});
     }
-    if (num_replayed > 0 && !args.commit) {
+    if (!args.commit && is_written) {
       store_state(p_state, b_state);
     }
-    for (int i_row = num_replayed; i_row < num_rows; ++i_row) {
+    float* p_squares =
+        p_shared + layout.squares + item.i_head * kPartials + item.i_slice * kSliceWarps + i_half;
+    for (int i_row = first_row; i_row < num_rows; ++i_row) {
       const float o = advance(i_row, std::true_type{});
       if (i_lane >= 16 && !(i_lane & 2)) {
         p_value[i_row * row_stride] = o;
@@ -523,24 +549,21 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
       squares = add_across(add_across(add_across(squares, 8), 4), 1);
       const int i_block = i_lane - 16;
       if (i_block >= 0 && i_block < args.num_ranks) {
-        const int i_partial = ((i_row - num_replayed) * ratio + i_of_ratio) * kPartials +
-                              i_slice * kSliceWarps + i_half;
-        store_to_block(p_shared + layout.squares + i_partial, i_block, squares);
+        store_to_block(p_squares, i_block, squares);
       }
-    }
-    if (args.commit && num_rows > 0) {
-      store_state(p_state, b_state);
+      p_squares += ratio * kPartials;
     }
   }
   cluster_arrive();
+  if (args.commit && is_written) {
+    store_state(p_state, b_state);  // of the last item
+  }
   cluster_wait();
 
   for (int i = first_z; i < num_z; i += num_threads) {
-    const int i_row = i / num_z_pairs;
-    const int column = 2 * (i % num_z_pairs);
-    const int i_item = column / kSliceColumns;
+    const Place values = i == first_z ? first_values : place_of_values(i);
     const float4* p_partials = reinterpret_cast<const float4*>(
-        p_shared + layout.squares + (i_row * ratio + i_item % ratio) * kPartials);
+        p_shared + layout.squares + (values.i_row * ratio + values.i_head) * kPartials);
     float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < kPartials / 4; ++j) {
@@ -549,18 +572,17 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
     }
     const float inverse_rms = rsqrtf(fmaf(sum, 1.0f / kHeadDim, args.eps));
     const float2 gate = reinterpret_cast<const float2*>(p_shared + layout.gate)[i];
-    const float2 o = *reinterpret_cast<const float2*>(
-        p_shared + layout.mixed + (num_replayed + i_row) * row_stride + 2 * kHeadDim + column);
+    const float2 o = *reinterpret_cast<const float2*>(p_shared + layout.mixed +
+                                                      (first_row + values.i_row) * row_stride +
+                                                      2 * kHeadDim + 2 * values.i_pair);
     Pair<T> b_out;
     b_out.v[0] = from_float<T>(o.x * inverse_rms * gate.x);
     b_out.v[1] = from_float<T>(o.y * inverse_rms * gate.y);
-    const int i_slice = rank + i_item / ratio * args.num_ranks;
-    const int o_column = (i_key * ratio + i_item % ratio) * kHeadDim + i_slice * kSliceColumns +
-                         column % kSliceColumns;
-    *reinterpret_cast<Pair<T>*>(args.p_out + i_row * args.out_row_stride + o_column) = b_out;
+    *reinterpret_cast<Pair<T>*>(args.p_out + values.i_row * args.out_row_stride + values.o_value) =
+        b_out;
   }
 
-  if (num_committed == 0) {
+  if (!is_written) {
     return;
   }
   // All blocks have read the window. Each writes its own columns of v, and a share of q and k.
@@ -568,7 +590,9 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
     if (i_pair < kKeyPairs && i_pair / (kSliceColumns / 2) % args.num_ranks != rank) {
       continue;
     }
-    const int channel = channel_of(i_pair, i_key, rank, args.h, ratio, args.num_ranks);
+    const int channel = i_pair == i_thread
+                            ? first_channel
+                            : channel_of(i_pair, i_key, rank, args.h, ratio, args.num_ranks);
     const auto* p_kept =
         reinterpret_cast<const Pair<T>*>(p_shared + layout.window) + i_pair * kWindow;
     auto* p_window = reinterpret_cast<Pair<T>*>(args.p_conv_window + channel * kWindow);

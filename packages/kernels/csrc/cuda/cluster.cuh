@@ -23,15 +23,23 @@ __device__ __forceinline__ unsigned cluster_rank() {
 #endif
 }
 
-// Every thread of every block calls it once per barrier. What a thread has read and written before
-// is done for those that come back from cluster_wait().
+// Every thread of every block arrives once per barrier, by this or the next function. What a thread
+// has read and written before is done for those that come back from cluster_wait(); its writes to
+// global memory are waited for too, so let large ones follow the call.
 __device__ __forceinline__ void cluster_arrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 #endif
 }
 
-// Every thread calls it once after cluster_arrive(); returns when all threads of all blocks
+// Arrives for a barrier that orders no memory: it says only that this block has started.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+}
+
+// Every thread calls it once after it arrived; returns when all threads of all blocks
 // arrived.
 __device__ __forceinline__ void cluster_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
