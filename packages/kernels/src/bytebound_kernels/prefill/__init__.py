@@ -13,8 +13,17 @@ except ImportError as error:
         name=error.name,
     ) from error
 
+from bytebound_kernels.prefill.attention import (
+    attention_prefill,
+    attention_prefill_workspace_bytes,
+)
 from bytebound_kernels.prefill.gdn import gdn_prefill, gdn_prefill_workspace_bytes
 
-__all__ = ["gdn_prefill", "gdn_prefill_workspace_bytes"]
+__all__ = [
+    "attention_prefill",
+    "attention_prefill_workspace_bytes",
+    "gdn_prefill",
+    "gdn_prefill_workspace_bytes",
+]
 
 del _torch, _triton
