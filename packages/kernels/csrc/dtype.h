@@ -12,6 +12,7 @@ enum class DType : int {
   kInt64 = 4,
   kUInt8 = 5,
   kFloat8E4M3 = 6,
+  kFloat64 = 7,
 };
 
 }  // namespace bytebound

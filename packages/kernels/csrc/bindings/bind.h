@@ -26,8 +26,13 @@ void bind_argmax(pybind11::module_& m);
 void bind_attention_decode(pybind11::module_& m);
 void bind_embedding_gather(pybind11::module_& m);
 void bind_gdn_step(pybind11::module_& m);
+void bind_history_append(pybind11::module_& m);
+void bind_logit_adjust(pybind11::module_& m);
+void bind_logprobs(pybind11::module_& m);
 void bind_read_bandwidth(pybind11::module_& m);
 void bind_rms_norm(pybind11::module_& m);
+void bind_sample(pybind11::module_& m);
 void bind_speculative_accept(pybind11::module_& m);
+void bind_speculative_sample(pybind11::module_& m);
 
 }  // namespace bytebound

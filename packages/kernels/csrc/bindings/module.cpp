@@ -88,9 +88,14 @@ PYBIND11_MODULE(_native, m) {
   bind_attention_decode(m);
   bind_embedding_gather(m);
   bind_gdn_step(m);
+  bind_history_append(m);
+  bind_logit_adjust(m);
+  bind_logprobs(m);
   bind_read_bandwidth(m);
   bind_rms_norm(m);
+  bind_sample(m);
   bind_speculative_accept(m);
+  bind_speculative_sample(m);
 #else
   m.attr("built_with_cuda") = false;
 #endif

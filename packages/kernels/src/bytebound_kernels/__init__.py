@@ -36,8 +36,16 @@ from bytebound_kernels.ops.attention_decode import (
 )
 from bytebound_kernels.ops.embedding_gather import embedding_gather
 from bytebound_kernels.ops.gdn_step import GdnRows, GdnState, GdnWeights, gdn_step
+from bytebound_kernels.ops.history_append import history_append
+from bytebound_kernels.ops.logit_adjust import logit_adjust
+from bytebound_kernels.ops.logprobs import logprobs, logprobs_workspace_bytes
 from bytebound_kernels.ops.rms_norm import rms_norm
+from bytebound_kernels.ops.sample import sample, sample_workspace_bytes
 from bytebound_kernels.ops.speculative_accept import speculative_accept
+from bytebound_kernels.ops.speculative_sample import (
+    speculative_sample,
+    speculative_sample_workspace_bytes,
+)
 
 __all__ = [
     "ABI_VERSION",
@@ -65,9 +73,17 @@ __all__ = [
     "cuda_status",
     "cuda_toolkit_version",
     "devices",
-    "gdn_step",
     "embedding_gather",
+    "gdn_step",
+    "history_append",
+    "logit_adjust",
+    "logprobs",
+    "logprobs_workspace_bytes",
     "require_cuda",
     "rms_norm",
+    "sample",
+    "sample_workspace_bytes",
     "speculative_accept",
+    "speculative_sample",
+    "speculative_sample_workspace_bytes",
 ]

@@ -92,6 +92,95 @@ def embedding_gather(
     device: int,
     stream: int,
 ) -> None: ...
+def history_append(
+    ids: int,
+    num_ids: int,
+    seen: int,
+    counts: int,
+    *,
+    capacity: int,
+    n: int,
+    device: int,
+    stream: int,
+) -> None: ...
+def logit_adjust(
+    logits: int,
+    out: int,
+    settings: int,
+    seen: int,
+    counts: int,
+    generated: int,
+    drafts: int,
+    bias_ids: int,
+    bias_values: int,
+    banned_ids: int,
+    end_ids: int,
+    *,
+    rows: int,
+    n: int,
+    row_stride: int,
+    out_row_stride: int,
+    num_bias: int,
+    num_banned: int,
+    num_end: int,
+    allow_minus_infinity: bool,
+    device: int,
+    stream: int,
+) -> None: ...
+def logprobs_workspace_bytes(rows: int, n: int, num_top: int) -> int: ...
+def logprobs(
+    logits: int,
+    ids: int,
+    out_values: int,
+    out_ids: int,
+    workspace: int,
+    *,
+    rows: int,
+    n: int,
+    row_stride: int,
+    num_top: int,
+    device: int,
+    stream: int,
+) -> None: ...
+def sample_workspace_bytes(rows: int, n: int) -> int: ...
+def sample(
+    logits: int,
+    settings: int,
+    seed: int,
+    position: int,
+    out: int,
+    weights: int,
+    totals: int,
+    workspace: int,
+    *,
+    rows: int,
+    n: int,
+    row_stride: int,
+    position_offset: int,
+    purpose: int,
+    with_top_k: bool,
+    with_top_p: bool,
+    device: int,
+    stream: int,
+) -> None: ...
+def speculative_sample_workspace_bytes(n: int) -> int: ...
+def speculative_sample(
+    weights: int,
+    totals: int,
+    drafts: int,
+    draft_weights: int,
+    draft_totals: int,
+    seed: int,
+    cycle: int,
+    output: int,
+    workspace: int,
+    *,
+    rows: int,
+    n: int,
+    capacity: int,
+    device: int,
+    stream: int,
+) -> None: ...
 def speculative_accept(
     ids: int,
     drafts: int,
@@ -103,7 +192,6 @@ def speculative_accept(
     device: int,
     stream: int,
 ) -> None: ...
-
 def gdn_step(
     current: tuple[int, int, int],
     pending: tuple[int, int, int],

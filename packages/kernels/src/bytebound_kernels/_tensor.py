@@ -24,6 +24,7 @@ DTYPE_CODES = {
     "int64": 4,
     "uint8": 5,
     "float8_e4m3fn": 6,
+    "float64": 7,
 }
 
 # What most ops compute on.
@@ -40,6 +41,7 @@ _ITEMSIZES = {
     "int64": 8,
     "uint8": 1,
     "float8_e4m3fn": 1,
+    "float64": 8,
 }
 _TYPESTR_NAMES = {
     "f2": "float16",
