@@ -119,6 +119,9 @@ def attention_prefill(
     has the same bits in every run. A NaN in a row stays in its heads, but may reach earlier rows of
     the same pass through v.
 
+    Triton compiles at the first call for a combination of dtypes, head counts and alignments, which
+    a stream capture does not allow: make one such call before it. T and position are no part of it.
+
     Source: _attention_kernels.py.
     """
     check_dtype(_OP, "q_gate", q_gate, *_ACTIVATIONS)

@@ -131,6 +131,9 @@ def gdn_prefill(
     where a prompt is split into passes, within the same tolerance; the same pass has the same bits
     in every run. A NaN stays in its head, where it takes its chunk of 64 tokens and what follows.
 
+    Triton compiles at the first call for a combination of dtypes, head counts and alignments, which
+    a stream capture does not allow: make one such call before it. T is no part of it.
+
     Source: _gdn_kernels.py.
     """
     tokens, channels = _two_dimensional(qkv)
