@@ -9,8 +9,18 @@ import os
 import sys
 from collections.abc import Callable
 
-from bytebound_kernels import GdnRows, GdnState, GdnWeights, _native, gdn_step, rms_norm
+from bytebound_kernels import (
+    GdnRows,
+    GdnState,
+    GdnWeights,
+    _native,
+    attention_decode,
+    attention_decode_workspace_bytes,
+    gdn_step,
+    rms_norm,
+)
 from bytebound_kernels.bench.memory import CupyBackend, DeviceArray, TorchBackend, device_array
+from sanitize_small_ops import run_small_ops
 
 WIDTHS = (1, 3, 8, 127, 256, 1000, 8200, 17408)
 PAIRS = (
@@ -23,7 +33,7 @@ PAIRS = (
 
 
 def itemsize_of(dtype: str) -> int:
-    return 4 if dtype in ("float32", "int32") else 2
+    return {"float32": 4, "int32": 4, "uint8": 1, "float8_e4m3fn": 1}.get(dtype, 2)
 
 
 def find_backend() -> tuple[CupyBackend | TorchBackend, Callable[[], None]]:
@@ -73,6 +83,47 @@ def run_gdn_step(backend: CupyBackend | TorchBackend) -> int:
     return launches
 
 
+def run_attention_decode(backend: CupyBackend | TorchBackend) -> int:
+    """Every cache and number of query tiles, new rows on both sides of an edge, several leaves."""
+    launches = 0
+    # The last shape has more leaves than blocks, so that some are drawn.
+    for (num_heads, num_kv_heads), rows, position, length in (
+        ((2, 1), 1, 0, 1),
+        ((6, 2), 3, 62, 68),
+        ((6, 1), 5, 29, 40),
+        ((7, 1), 8, 130, 200),
+        ((100, 100), 2, 190, 192),
+    ):
+        for dtype, cache in (
+            ("float16", "float16"),
+            ("bfloat16", "bfloat16"),
+            ("float16", "float8_e4m3fn"),
+        ):
+            widths = (num_heads * 512, num_kv_heads * 256, num_kv_heads * 256)
+            activations = [exact(backend, (rows, n), dtype) for n in widths]
+            norms = [exact(backend, (256,), dtype) for _ in range(2)]
+            caches = [exact(backend, (num_kv_heads, length, 256), cache) for _ in range(2)]
+            scales = {}
+            if cache == "float8_e4m3fn":
+                scales = {
+                    name: exact(backend, (num_kv_heads, length), "float32")
+                    for name in ("k_scale", "v_scale")
+                }
+            num_bytes = attention_decode_workspace_bytes(rows, num_heads, length)
+            attention_decode(
+                *activations,
+                *norms,
+                exact(backend, (32,), "float32"),
+                device_array(backend, backend.int32(position), (1,), "int32"),
+                *caches,
+                **scales,
+                workspace=exact(backend, (num_bytes,), "uint8"),
+                out=exact(backend, (rows, num_heads * 256), dtype),
+            )
+            launches += 1
+    return launches
+
+
 def main() -> int:
     backend, synchronize = find_backend()
     launches = 0
@@ -88,6 +139,8 @@ def main() -> int:
                 )
                 launches += 2
     launches += run_gdn_step(backend)
+    launches += run_attention_decode(backend)
+    launches += run_small_ops(backend)
     # Not a multiple of what the grid reads at once, so that the tail runs too.
     num_bytes = (20 << 20) + 16
     memory, sink = backend.allocate(num_bytes), backend.allocate(4)

@@ -17,27 +17,14 @@ __device__ __forceinline__ uint64_t read_once_policy() {
   return policy;
 }
 
-// Copies 16 bytes, past the L1. Both addresses are 16-byte aligned. Of a chunk with valid = false
-// nothing is read, and zeros are written.
+// Copies 16 bytes, past the L1. Both addresses are 16-byte aligned. Only the first num_bytes, a
+// multiple of 4, are read; zeros are written in place of the others.
 __device__ __forceinline__ void async_copy_16(uint32_t to_shared,
                                               const void* p_from,
-                                              bool valid,
+                                              int num_bytes,
                                               uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to_shared),
-               "l"(p_from), "r"(valid ? 16 : 0), "l"(policy)
-               : "memory");
-}
-
-// The same without conditions.
-__device__ __forceinline__ void async_copy_16(uint32_t to_shared, const void* p_from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to_shared), "l"(p_from)
-               : "memory");
-}
-
-// Copies 4 bytes; valid as above.
-__device__ __forceinline__ void async_copy_4(uint32_t to_shared, const void* p_from, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to_shared), "l"(p_from),
-               "r"(valid ? 4 : 0)
+               "l"(p_from), "r"(num_bytes), "l"(policy)
                : "memory");
 }
 

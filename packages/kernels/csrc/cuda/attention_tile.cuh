@@ -256,8 +256,7 @@ __device__ __forceinline__ void begin_load_tile(uint32_t stage,
                                                 int first,
                                                 int last) {
   constexpr int kRowChunks = Cache::kRowBytes / kChunkBytes;
-  const uint64_t policy =
-      read_once_policy();  // made anew each time: that is cheaper than registers
+  const uint64_t policy = read_once_policy();  // made anew each time, to save its registers
   const auto o_tile = static_cast<int64_t>(first) * Cache::kRowBytes;
 #pragma unroll
   for (int i = 0; i < kTileBytes / kChunkBytes / kTileThreads; ++i) {
@@ -265,21 +264,24 @@ __device__ __forceinline__ void begin_load_tile(uint32_t stage,
     const int row = i_chunk / kRowChunks;
     const int chunk = i_chunk % kRowChunks;
     const bool valid = first + row <= last;
+    const int num_bytes = valid ? kChunkBytes : 0;
     const int64_t o_from = o_tile + (valid ? i_chunk * kChunkBytes : 0);
     async_copy_16(stage + row * Cache::kRowBytes + Cache::swizzle_key(row, chunk) * kChunkBytes,
-                  head.p_keys + o_from, valid, policy);
+                  head.p_keys + o_from, num_bytes, policy);
     async_copy_16(stage + TileStage<Cache>::kValues + row * Cache::kRowBytes +
                       Cache::swizzle_value(row, chunk) * kChunkBytes,
-                  head.p_values + o_from, valid, policy);
+                  head.p_values + o_from, num_bytes, policy);
   }
   if constexpr (Cache::kScaled) {
-    static_assert(2 * Cache::kTile == kTileThreads, "one scale for each thread");
-    const int row = threadIdx.x % Cache::kTile;
-    const bool of_keys = threadIdx.x < Cache::kTile;
-    const bool valid = first + row <= last;
-    const float* p_scales = of_keys ? head.p_key_scales : head.p_value_scales;
-    async_copy_4(stage + TileStage<Cache>::kKeyScales + threadIdx.x * 4,
-                 p_scales + first + (valid ? row : 0), valid);
+    constexpr int kScaleChunks = TileStage<Cache>::kScaleBytes / kChunkBytes;
+    if (threadIdx.x < 2 * kScaleChunks) {
+      const int row = threadIdx.x % kScaleChunks * 4;
+      const float* p_scales = threadIdx.x < kScaleChunks ? head.p_key_scales : head.p_value_scales;
+      const int num_valid = min(max(last + 1 - first - row, 0), 4);
+      // Past the L1 as well: a line of it may hold scales that the append kernel has yet to write.
+      async_copy_16(stage + TileStage<Cache>::kKeyScales + threadIdx.x * kChunkBytes,
+                    p_scales + first + (num_valid > 0 ? row : 0), 4 * num_valid, policy);
+    }
   }
 }
 

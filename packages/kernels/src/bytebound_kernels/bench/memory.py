@@ -4,6 +4,7 @@ The package itself allocates nothing, so the benchmark borrows a framework's all
 graphs. It shows its buffers to the ops as bare device arrays, of any dtype.
 """
 
+import ctypes
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -67,6 +68,14 @@ class Backend(Protocol):
         """Allocate and fill device memory that lives as long as the backend; return its address."""
         ...
 
+    def int32(self, value: int) -> int:
+        """Allocate one number, which a kernel reads from device memory; return its address."""
+        ...
+
+    def upload(self, content: bytes) -> int:
+        """Allocate device memory with this content; return its address."""
+        ...
+
     def time_graph(self, enqueue: Callable[[int], None], samples: int) -> list[float]:
         """Capture what enqueue(stream) launches; replay it; return the seconds of each replay."""
         ...
@@ -90,6 +99,18 @@ class TorchBackend:
         memory = self._torch.empty(num_bytes, dtype=self._torch.uint8, device="cuda")
         self._owned.append(memory.fill_(_FILL_BYTE))
         return int(memory.data_ptr())
+
+    def int32(self, value: int) -> int:
+        """Allocate one number and return its address."""
+        memory = self._torch.tensor([value], dtype=self._torch.int32, device="cuda")
+        self._owned.append(memory)
+        return int(memory.data_ptr())
+
+    def upload(self, content: bytes) -> int:
+        """Allocate memory with this content and return its address."""
+        host = self._torch.frombuffer(bytearray(content), dtype=self._torch.uint8)
+        self._owned.append(host.cuda())
+        return int(self._owned[-1].data_ptr())
 
     def time_graph(self, enqueue: Callable[[int], None], samples: int) -> list[float]:
         """Capture, replay and time."""
@@ -131,6 +152,20 @@ class CupyBackend:
         """Allocate filled memory and return its address."""
         memory = self._cupy.cuda.alloc(num_bytes)
         memory.memset(_FILL_BYTE, num_bytes)
+        self._owned.append(memory)
+        return int(memory.ptr)
+
+    def int32(self, value: int) -> int:
+        """Allocate one number and return its address."""
+        memory = self._cupy.full(1, value, dtype="int32")
+        self._owned.append(memory)
+        return int(memory.data.ptr)
+
+    def upload(self, content: bytes) -> int:
+        """Allocate memory with this content and return its address."""
+        memory = self._cupy.cuda.alloc(len(content))
+        host = ctypes.create_string_buffer(content, len(content))
+        memory.copy_from_host(ctypes.cast(host, ctypes.c_void_p), len(content))
         self._owned.append(memory)
         return int(memory.ptr)
 

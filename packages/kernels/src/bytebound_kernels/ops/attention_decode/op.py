@@ -122,7 +122,8 @@ def attention_decode(
         out: [R, NH * DH], the dtype of q_gate.
         workspace: uint8, attention_decode_workspace_bytes(R, NH, S) or more, aligned to 16 bytes.
             Its contents need not be set or kept. Calls that may run at the same time need one each.
-        k_scale: float32 [NKV, S] with a float8 cache, else None: max |x| / 448 of each key.
+        k_scale: float32 [NKV, S] with a float8 cache, else None: max |x| / 448 of each key. Heads
+            are aligned to 16 bytes too, so S is a multiple of 4 where they are packed.
         v_scale: likewise of each value.
         eps: of the two norms, 0 or more.
         scale: of the scores.
@@ -165,6 +166,7 @@ def attention_decode(
             f"to {_MAX_ROWS}"
         )
     rows, width = q_view.shape
+    q_gate_row_stride = row_stride(_OP, q_view)
     num_heads = width // (2 * _DH)
     if width % (2 * _DH) or not 1 <= num_heads <= _MAX_HEADS:
         raise UnsupportedShapeError(
@@ -237,7 +239,7 @@ def attention_decode(
         num_kv_heads=num_kv_heads,
         max_positions=max_positions,
         rotary_dim=2 * inv_freq_view.shape[0],
-        q_gate_row_stride=row_stride(_OP, q_view),
+        q_gate_row_stride=q_gate_row_stride,
         k_row_stride=row_stride(_OP, k_view),
         v_row_stride=row_stride(_OP, v_view),
         out_row_stride=out_row_stride,
@@ -266,7 +268,9 @@ def _rows(tensor: TensorView, shape: tuple[int, int]) -> TensorView:
 
 def _head_stride(tensor: TensorView) -> int:
     """Return the elements from kv head to kv head of a cache or of its scales."""
-    return tensor.strides[0] if tensor.shape[0] > 1 else math.prod(tensor.shape[1:])
+    # Of a single head it does not matter: one that is aligned.
+    packed = -(-math.prod(tensor.shape[1:]) // 4) * 4
+    return tensor.strides[0] if tensor.shape[0] > 1 else packed
 
 
 def _cache(tensor: TensorView) -> TensorView:
@@ -283,6 +287,11 @@ def _cache(tensor: TensorView) -> TensorView:
             f"{_OP}: {tensor.name} of shape {shape} has strides {tensor.strides}; expected the "
             f"positions of a head contiguous, and heads that do not overlap"
         )
+    _aligned_to_16(tensor)
+    return tensor
+
+
+def _aligned_to_16(tensor: TensorView) -> None:
     for what, num_bytes in (
         ("starts at", tensor.pointer),
         ("has heads at a distance of", _head_stride(tensor) * tensor.itemsize),
@@ -291,7 +300,6 @@ def _cache(tensor: TensorView) -> TensorView:
             raise UnsupportedLayoutError(
                 f"{_OP}: {tensor.name} {what} {num_bytes} bytes; expected a multiple of 16"
             )
-    return tensor
 
 
 def _same(tensor: TensorView, other: TensorView) -> None:
@@ -348,6 +356,7 @@ def _scales(k_cache: TensorView, k_scale: Any, v_scale: Any) -> tuple[TensorView
                 f"{_OP}: {tensor.name} has strides {tensor.strides}; expected the positions of a "
                 f"head contiguous, and heads that do not overlap"
             )
+        _aligned_to_16(tensor)
     _same(views[1], views[0])
     return views
 
