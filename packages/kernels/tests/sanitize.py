@@ -109,12 +109,13 @@ def run_attention_decode(backend: CupyBackend | TorchBackend) -> int:
                     name: exact(backend, (num_kv_heads, length), "float32")
                     for name in ("k_scale", "v_scale")
                 }
+            p_position = backend.upload(position.to_bytes(4, "little"))
             num_bytes = attention_decode_workspace_bytes(rows, num_heads, length)
             attention_decode(
                 *activations,
                 *norms,
                 exact(backend, (32,), "float32"),
-                device_array(backend, backend.int32(position), (1,), "int32"),
+                device_array(backend, p_position, (1,), "int32"),
                 *caches,
                 **scales,
                 workspace=exact(backend, (num_bytes,), "uint8"),

@@ -114,7 +114,7 @@ def test_graph_replays_repeat_the_cycle() -> None:
     assert cycle.tolist() == expected
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        cycle.copy_(start)
+        torch.add(start, 0, out=cycle)
         speculative_sample(*arguments, **keywords)
     for _ in range(1000):
         graph.replay()

@@ -68,10 +68,6 @@ class Backend(Protocol):
         """Allocate and fill device memory that lives as long as the backend; return its address."""
         ...
 
-    def int32(self, value: int) -> int:
-        """Allocate one number, which a kernel reads from device memory; return its address."""
-        ...
-
     def upload(self, content: bytes) -> int:
         """Allocate device memory with this content; return its address."""
         ...
@@ -98,12 +94,6 @@ class TorchBackend:
         """Allocate filled memory and return its address."""
         memory = self._torch.empty(num_bytes, dtype=self._torch.uint8, device="cuda")
         self._owned.append(memory.fill_(_FILL_BYTE))
-        return int(memory.data_ptr())
-
-    def int32(self, value: int) -> int:
-        """Allocate one number and return its address."""
-        memory = self._torch.tensor([value], dtype=self._torch.int32, device="cuda")
-        self._owned.append(memory)
         return int(memory.data_ptr())
 
     def upload(self, content: bytes) -> int:
@@ -154,12 +144,6 @@ class CupyBackend:
         memory.memset(_FILL_BYTE, num_bytes)
         self._owned.append(memory)
         return int(memory.ptr)
-
-    def int32(self, value: int) -> int:
-        """Allocate one number and return its address."""
-        memory = self._cupy.full(1, value, dtype="int32")
-        self._owned.append(memory)
-        return int(memory.data.ptr)
 
     def upload(self, content: bytes) -> int:
         """Allocate memory with this content and return its address."""
