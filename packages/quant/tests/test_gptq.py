@@ -313,3 +313,141 @@ def test_refinement_finds_the_best_of_one_column() -> None:
     better = refined(weight, matrix, torch.ones(1, 1), rounds=1)
     assert better.codes.tolist() == [[2]]
     assert better.scale.item() == torch.tensor(1.65).half().item()
+
+
+def slow_target(
+    weight: torch.Tensor, x: torch.Tensor, ideal: torch.Tensor, lack: torch.Tensor, damping: float
+) -> torch.Tensor:
+    """Least squares in float64 over the rows themselves, no moment formed.
+
+    Rows that ask for the weight itself stand for the damping.
+    """
+    x, ideal, lack, weight = x.double(), ideal.double(), lack.double(), weight.double()
+    diagonal = 2 / len(x) * x.square().sum(0)
+    ridge = (damping * diagonal.mean() * len(x) / 2).sqrt() * torch.eye(x.shape[1])
+    rows = torch.cat((x, ridge.double()))
+    wanted = torch.cat((ideal @ weight.T + lack, ridge.double() @ weight.T))
+    return torch.linalg.lstsq(rows, wanted).solution.T
+
+
+def drifted() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Inputs, the 16-bit model's, and what the sum behind [., N] lacks: all correlated."""
+    ideal = inputs()
+    x = ideal + 0.1 * ideal @ normal(K, K, seed=3) / K**0.5 + 0.05 * normal(400, K, seed=4)
+    return x, ideal, 0.3 * x @ normal(K, N, seed=5) / K**0.5 + 0.1 * normal(400, N, seed=6)
+
+
+def drifted_hessian(cuts: int = 400) -> Hessian:
+    hessian = Hessian(K, drift=True, outputs=N)
+    for x, ideal, lack in zip(*(part.split(cuts) for part in drifted()), strict=True):
+        hessian.add(x, ideal, lack)
+    return hessian
+
+
+@both
+@orders
+def test_target_against_slow_least_squares(symmetric: bool, act_order: bool) -> None:
+    scheme = Scheme(symmetric=symmetric, group_size=16)
+    weight, hessian = normal(N, K), drifted_hessian()
+    matrix, notes = gptq(
+        weight,
+        hessian,
+        scheme,
+        mse=False,
+        act_order=act_order,
+        refine=0,
+        shrinkage=0,
+        lack=hessian.lack,
+    )
+    x, ideal, lack = drifted()
+    target = slow_target(weight, x, ideal, lack, 0.01)
+    same = (matrix.codes == slow_gptq(target, x, scheme, act_order, 0.01)).all(1)
+    assert (~same).sum() <= 1  # a sum that falls on a half
+    assert notes.rounded_rows == 0
+    moved = (target - weight).norm() / weight.norm()
+    assert notes.correction == pytest.approx(float(moved), rel=1e-3)
+    out = x.double() @ target.T
+    off = x.double() @ matrix.dequantize().double().T - out
+    assert notes.error == pytest.approx(float(off.norm() / out.norm()) ** 2, rel=1e-3)
+
+
+def test_the_step_to_the_target_is_short_where_rows_are_few() -> None:
+    weight, hessian = normal(N, K), drifted_hessian()
+    _, notes = gptq(weight, hessian, Scheme(group_size=16), lack=hessian.lack)
+    shrunk = (K / 400) ** 0.5
+    moment = hessian.matrix.double()
+    diagonal = moment.diagonal()
+    damped = moment + torch.diag(shrunk * diagonal + 0.01 * diagonal.mean())
+    pull = weight.double() @ hessian.drift.double() + hessian.lack.double()
+    moved = pull @ torch.linalg.inv(damped) / (1 + 4 * shrunk)
+    assert notes.correction == pytest.approx(float(moved.norm() / weight.norm()), rel=1e-4)
+
+
+@both
+def test_what_earlier_layers_changed_is_made_up_for(symmetric: bool) -> None:
+    scheme = Scheme(symmetric=symmetric, group_size=16)
+    weight, hessian = normal(N, K), drifted_hessian()
+    x, ideal, lack = drifted()
+
+    def off(missing: torch.Tensor | None, moment: Hessian) -> float:
+        matrix, _ = gptq(weight, moment, scheme, lack=missing, shrinkage=0)
+        wanted = ideal @ weight.T + lack
+        return float((x @ matrix.dequantize().T - wanted).norm())
+
+    plain = off(None, hessian_of(x))
+    inputs_only = off(None, hessian)
+    assert off(hessian.lack, hessian) < 0.9 * inputs_only < 0.9 * plain
+
+
+def test_no_drift_changes_nothing() -> None:
+    weight, scheme, x = normal(N, K), Scheme(group_size=16), inputs()
+    hessian = Hessian(K, drift=True, outputs=N)
+    hessian.add(x, x, torch.zeros(len(x), N))
+    one, notes = gptq(weight, hessian, scheme, lack=hessian.lack)
+    two, again = gptq(weight, hessian_of(x), scheme)
+    assert torch.equal(one.codes, two.codes) and torch.equal(one.scale, two.scale)
+    assert notes == again and notes.correction == 0
+
+
+def test_target_comes_in_runs_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, scheme, hessian = normal(N, K), Scheme(group_size=16), drifted_hessian()
+    whole, _ = gptq(weight, hessian, scheme, lack=hessian.lack)
+    monkeypatch.setitem(RUN, "cpu", 4 * K)
+    parts, _ = gptq(weight, hessian, scheme, lack=hessian.lack)
+    assert torch.equal(whole.codes, parts.codes) and torch.equal(whole.scale, parts.scale)
+
+
+@pytest.mark.parametrize("cuts", [400, 7, 1])
+def test_cross_moments(cuts: int) -> None:
+    hessian = drifted_hessian(cuts)
+    x, ideal, lack = (part.double() for part in drifted())
+    for moment, side in ((hessian.drift, ideal - x), (hessian.lack, lack)):
+        assert moment is not None
+        exact = 2 / 400 * side.T @ x
+        assert ((moment - exact).norm() / exact.norm()).item() < 1e-5
+
+
+def test_what_is_refused_of_the_16_bit_side() -> None:
+    x, ideal, lack = drifted()
+    for given in ((x,), (x, ideal), (x, None, lack)):
+        with pytest.raises(CalibrationError, match="for all rows or for none"):
+            Hessian(K, drift=True, outputs=N).add(*given)
+    with pytest.raises(CalibrationError, match="for all rows or for none"):
+        Hessian(K).add(x, ideal)
+    with pytest.raises(CalibrationError, match="400 rows of 11 features"):
+        Hessian(K, drift=True, outputs=N).add(x, ideal, lack[:5])
+    hessian = drifted_hessian()
+    with pytest.raises(UnsupportedShapeError, match=r"lack: got \[3, 48\]"):
+        gptq(normal(N, K), hessian, Scheme(group_size=16), lack=torch.zeros(3, K))
+    hessian.drift[0, 0] = float("nan")
+    with pytest.raises(CalibrationError, match="16-bit model's calibration inputs"):
+        gptq(normal(N, K), hessian, Scheme(group_size=16))
+
+
+def test_a_huge_drift_is_damped_or_rounded() -> None:
+    weight, scheme = normal(N, K), Scheme(group_size=16)
+    hessian = Hessian(K, drift=True)
+    hessian.add(inputs(), inputs(seed=9) * 1e9)
+    matrix, notes = gptq(weight, hessian, scheme)
+    assert matrix.dequantize().isfinite().all()
+    assert notes.attempts > 1

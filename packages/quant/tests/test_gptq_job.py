@@ -105,28 +105,125 @@ def test_the_first_matrix_equals_gptq_called_by_hand(tmp_path: Path) -> None:
     assert torch.equal(quantized.layers[0].mixer.in_proj_qkv, expected.dequantize())
 
 
-def test_head_and_mtp_are_fitted_to_the_quantized_body(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compensate", [True, False], ids=["beside", "alone"])
+@pytest.mark.parametrize("weigh", [True, False], ids=["weighted", "plain"])
+def test_head_and_mtp_are_fitted_to_the_quantized_body(
+    tmp_path: Path, compensate: bool, weigh: bool
+) -> None:
+    choices = GptqOptions(compensate=compensate, weigh_head=weigh)
     made = checkpoint(tmp_path / "a")
     ids = calibration(151)
-    gptq_job(made.folder, tmp_path / "out", ids=ids).run()
+    gptq_job(made.folder, tmp_path / "out", ids=ids, choices=choices).run()
     original, config = loaded(made.folder)
     quantized, _ = loaded(tmp_path / "out")
-    head, fc = Hessian(64), Hessian(128)
+    head = Hessian(64, drift=choices.compensate)
+    fc = Hessian(128, drift=choices.compensate)
     for window in ids:
-        hidden = hidden_of(window, quantized, config)
-        head.add(hidden)
+        models = (quantized, original) if choices.compensate else (quantized,)
+        hidden = [hidden_of(window, model, config) for model in models]
+        p = (hidden[-1].double() @ original.lm_head.double().T).softmax(-1)
+        weight = (1 - p.square().sum(-1)).clamp(min=1e-4).float() if choices.weigh_head else 1
+        head.add(*(x * torch.as_tensor(weight).sqrt().view(-1, 1) for x in hidden))
         mtp = original.mtp
         embedded = rms_norm(
             original.embed_tokens[window[1:]], mtp.pre_fc_norm_embedding, config.rms_norm_eps
         )
-        normed = rms_norm(hidden[:-1], mtp.pre_fc_norm_hidden, config.rms_norm_eps)
-        fc.add(torch.cat((embedded, normed), dim=-1))
+        normed = [rms_norm(x[:-1], mtp.pre_fc_norm_hidden, config.rms_norm_eps) for x in hidden]
+        fc.add(*(torch.cat((embedded, x), dim=-1) for x in normed))
     for weight, moment, result in (
         (original.lm_head, head, quantized.lm_head),
         (original.mtp.fc, fc, quantized.mtp.fc),
     ):
         expected, _ = gptq(weight, moment, SCHEME)
-        assert torch.equal(result, expected.dequantize())
+        # Sums in another order may move a code that lies on a half.
+        assert (result == expected.dequantize()).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("kind", ["linear_attention", "full_attention"])
+@pytest.mark.parametrize("wanted", [True, False], ids=["zeroed", "kept"])
+def test_the_16_bit_run_goes_beside(tmp_path: Path, kind: str, wanted: bool) -> None:
+    made = checkpoint(tmp_path / "a", num_hidden_layers=1, layer_types=[kind])
+    source = open_source(made.folder)
+    layer = build_layer(source.read, "model.layers.0.", kind)
+    states, ideal = torch.randn(2, 3, 40, 64)
+    moments: dict[str, Hessian] = {}
+
+    def solve(field: str, moment: Hessian) -> torch.Tensor:
+        moments[field] = moment
+        part = layer.mlp if hasattr(layer.mlp, field) else layer.mixer
+        return torch.zeros_like(getattr(part, field))
+
+    output = "o_proj" if kind == "full_attention" else "out_proj"
+    fields = (output, "gate_proj", "up_proj", "down_proj") if wanted else ()
+    job = LayerJob(source.config, states.clone(), CPU, ideal.clone())
+    result = job.quantize(layer, fields, solve)
+    alone, again = LayerJob(source.config, ideal.clone(), CPU), None
+    alone.advance(layer)
+    assert torch.equal(job.ideal.states, alone.states)
+    again = LayerJob(source.config, states.clone(), CPU, ideal.clone())
+    again.advance(result, layer)
+    assert torch.equal(again.states, job.states) and torch.equal(again.ideal.states, alone.states)
+    if not wanted:
+        return
+    assert torch.equal(job.states, states)
+    # Zero matrices let the states pass, so what the stream lacks is known at both sums.
+    inner = LayerJob(source.config, ideal.clone(), CPU)
+    between = ideal.clone()
+    for index, mixed in enumerate(inner._mixer_inputs(layer, output)):
+        between[index] += mixed @ getattr(layer.mixer, output).T
+    normed = rms_norm(between, layer.post_attention_layernorm, 1e-6)
+    mine = rms_norm(states, layer.post_attention_layernorm, 1e-6)
+    gate, down = moments["gate_proj"], moments["down_proj"]
+    assert gate.lack is None and down.drift is not None and moments[output].lack is not None
+    expected = 2 / 120 * (normed - mine).view(120, 64).T @ mine.view(120, 64)
+    torch.testing.assert_close(gate.drift, expected, rtol=1e-4, atol=1e-5)
+    # gate and up are zero, hence so are the inputs of down, of which nothing follows.
+    assert not down.matrix.any() and not down.lack.any()
+
+
+def test_the_lack_of_the_residual_stream(tmp_path: Path) -> None:
+    made = checkpoint(tmp_path / "a", num_hidden_layers=1, layer_types=["full_attention"])
+    source = open_source(made.folder)
+    layer = build_layer(source.read, "model.layers.0.", "full_attention")
+    states, ideal = torch.randn(2, 3, 40, 64)
+    moments: dict[str, Hessian] = {}
+
+    def solve(field: str, moment: Hessian) -> torch.Tensor:
+        moments[field] = moment
+        return getattr(layer.mlp if hasattr(layer.mlp, field) else layer.mixer, field)
+
+    job = LayerJob(source.config, states.clone(), CPU, ideal.clone())
+    job.quantize(layer, ("o_proj", "down_proj"), solve)
+    sides = []
+    for start in (states, ideal):
+        one = LayerJob(source.config, start.clone(), CPU)
+        mixed = torch.stack(list(one._mixer_inputs(layer, "o_proj")))
+        between = start + mixed @ layer.mixer.o_proj.T
+        y = rms_norm(between, layer.post_attention_layernorm, 1e-6)
+        gated = torch.nn.functional.silu(y @ layer.mlp.gate_proj.T) * (y @ layer.mlp.up_proj.T)
+        sides.append((start, mixed, between, gated))
+    for field, at, inputs in (("o_proj", 0, 1), ("down_proj", 2, 3)):
+        x, original = (side[inputs].flatten(0, 1) for side in sides)
+        lack = (sides[1][at] - sides[0][at]).flatten(0, 1)
+        moment = moments[field]
+        torch.testing.assert_close(
+            moment.drift, 2 / 120 * (original - x).T @ x, rtol=1e-3, atol=1e-4
+        )
+        torch.testing.assert_close(moment.lack, 2 / 120 * lack.T @ x, rtol=1e-3, atol=1e-4)
+
+
+def test_rows_in_blocks_take_their_part_of_the_lack() -> None:
+    weight, moment = torch.randn(48, 64), Hessian(64, drift=True, outputs=48)
+    x = torch.randn(300, 64)
+    moment.add(x, x + 0.1 * torch.randn(300, 64), torch.randn(300, 48))
+    whole = fit_matrix([weight], moment, SCHEME, GptqOptions(), CPU)
+    parts = fit_matrix(weight.split(16), moment, SCHEME, GptqOptions(), CPU)
+    # Products of other sizes may round a sum to the other side of a half.
+    same = whole.packed["weight_packed"] == parts.packed["weight_packed"]
+    assert same.float().mean() > 0.95
+    for name in ("output_error", "correction"):
+        assert whole.row[name] == pytest.approx(parts.row[name], rel=1e-3)
+    assert whole.row["correction"] > 0
 
 
 def outputs_error(folder: Path, original: ModelWeights, ids: torch.Tensor) -> dict[str, float]:
@@ -145,7 +242,7 @@ def outputs_error(folder: Path, original: ModelWeights, ids: torch.Tensor) -> di
 
 def test_gptq_changes_the_model_less_than_rounding(tmp_path: Path) -> None:
     made = checkpoint(tmp_path / "a")
-    ids = calibration(151, windows=24, length=64)
+    ids = calibration(151, windows=96, length=64)
     gptq_job(made.folder, tmp_path / "gptq", ids=ids).run()
     rtn_job(made.folder, tmp_path / "rtn").run()
     original, _ = loaded(made.folder)

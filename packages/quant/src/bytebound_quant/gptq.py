@@ -34,6 +34,7 @@ from bytebound_quant.rtn import rtn
 
 GROWTH = 10.0  # of the damping, after a failed attempt
 LEAST_DAMPING = 0.001  # tried after a failed attempt with none
+CAUTION = 4.0  # how much faster than the Hessian's diagonal the step to W* shrinks
 MOST_DAMPING = 10.0  # of the mean diagonal; behind it GPTQ is plain rounding anyway
 RUN = {"cpu": 1 << 25, "cuda": 1 << 27}  # weights worked on at a time, by device type
 
@@ -42,7 +43,8 @@ RUN = {"cpu": 1 << 25, "cuda": 1 << 27}  # weights worked on at a time, by devic
 class GptqNotes:
     """What happened to one matrix, for the report. Errors are those of the calibration outputs.
 
-    An error is ``sum |(W - Q) X^T|^2 / sum |W X^T|^2``, 0 where the outputs are all zero.
+    An error is ``sum |(W* - Q) X^T|^2 / sum |W* X^T|^2``, 0 where the outputs are all zero; W* is W
+    itself unless the Hessian knows of the 16-bit model's inputs.
     """
 
     damping: float  # used, as a part of the mean diagonal of the Hessian; 0 if all rows are rounded
@@ -50,6 +52,8 @@ class GptqNotes:
     attempts: int  # factorisations tried, each with GROWTH times the damping of the one before
     dead_columns: int  # inputs that were zero in every calibration row: their weights are rounded
     rows: int  # calibration rows
+    size: float  # the squared outputs themselves, 2/n of their sum over rows
+    correction: float  # |W* - W| / |W|: how far the target was moved to make up for earlier errors
     error: float  # of the result
     rtn_error: float  # of plain rounding
     rounded_rows: int  # rows of the matrix that plain rounding served better: they kept it
@@ -61,6 +65,7 @@ class _Options(NamedTuple):
     mse: bool
     block: int
     rounds: int
+    step: float  # of the way to W*
 
 
 class _Factor(NamedTuple):
@@ -76,6 +81,7 @@ class _Part(NamedTuple):
     """Some rows of the result, and each row's squared output error and output."""
 
     matrix: QuantizedMatrix
+    moved: Tensor  # [n] float32: |w* - w|^2
     errors: Tensor  # [n] float32
     plain_errors: Tensor  # [n] float32
     size: Tensor  # [n] float32
@@ -94,8 +100,19 @@ def gptq(
     block: int = 128,
     refine: int = 2,
     shrinkage: float = 1.0,
+    lack: Tensor | None = None,
 ) -> tuple[QuantizedMatrix, GptqNotes]:
     """Quantize ``weight`` [N, K] so that its outputs on the calibration inputs change least.
+
+    With ``hessian.drift`` D, and ``lack`` A [N, K] (the rows of ``hessian.lack`` that belong to
+    these rows of the weight), the outputs to keep are those of the 16-bit model. The best matrix
+    for them before rounding, by damped least squares that leans towards W, takes W's place:
+
+        W* = W + step (W D + A) (H + damping)^-1,    step = 1 / (1 + 4 shrinkage sqrt(K / rows))
+
+    With step 1 and no damping ``|W X'^T + R^T - Q X^T|^2 = |(W* - Q) X^T|^2 + a part without Q``,
+    R being the rows that A sums. The term with D is GPTAQ's objective (Li et al., arXiv
+    2504.02692), solved in closed form. The step is short where rows are few: there W* fits noise.
 
     ``mse`` searches each group's range, every column weighted by what its error costs, 1 / U_jj^2.
     ``act_order`` takes the columns from the largest diagonal down; groups stay those of the
@@ -112,16 +129,18 @@ def gptq(
 
     Any float dtype, computed in float32 on the weight's device; the same input gives the same bits.
     Memory beside arguments and result: about six times the Hessian (twelve where float32 fails to
-    factorise it) and six times ``RUN`` float32 weights.
+    factorise it) and eight times ``RUN`` float32 weights.
 
     Raises CalibrationError (no rows, not finite), SchemeError for an option, UnsupportedShapeError
     for a Hessian of another width, and what ``find_grid`` raises.
     """
     check_weight(weight, scheme)
     _check(weight, hessian, damping, shrinkage, block, refine)
-    options = _Options(scheme, mse, block, refine)
-    moment = hessian.matrix.to(weight.device)
+    _check_beside(weight, hessian, lack)
     shrunk = shrinkage * (hessian.features / hessian.rows) ** 0.5
+    options = _Options(scheme, mse, block, refine, 1 / (1 + CAUTION * shrunk))
+    moment = hessian.matrix.to(weight.device)
+    drift = None if hessian.drift is None else hessian.drift.to(weight.device)
     parts: list[_Part] | None = None
     used, attempts, precision = damping, 0, "none"
     for used in _dampings(damping):
@@ -129,22 +148,26 @@ def gptq(
         factor = _factorise(moment, used, shrunk, act_order)
         if factor is None:
             continue
-        parts = _all_rows(weight, moment, factor, options)
+        parts = _all_rows(weight, moment, factor, options, drift, lack)
         if parts is not None:
             precision = factor.precision
             break
     if parts is None:
-        parts = [_choose(run, None, moment, scheme) for run in _runs(weight)]
+        parts = [_choose(run, run, None, moment, scheme) for _, run in _runs(weight)]
     rounded = sum(part.rounded for part in parts)
-    size = sum(float(part.size.double().sum()) for part in parts)
+    size = _total([part.size for part in parts])
+    moved = _total([part.moved for part in parts])
+    weighs = sum(float(run.square().sum(dtype=torch.float64)) for _, run in _runs(weight))
     return _join([part.matrix for part in parts]), GptqNotes(
         damping=used if rounded < weight.shape[0] else 0.0,
         shrinkage=shrunk if rounded < weight.shape[0] else 0.0,
         attempts=attempts,
         dead_columns=int((moment.diagonal() == 0).sum()),
         rows=hessian.rows,
-        error=_relative([part.errors for part in parts], size),
-        rtn_error=_relative([part.plain_errors for part in parts], size),
+        size=size,
+        correction=(moved / weighs) ** 0.5 if weighs > 0 else 0.0,
+        error=_total([part.errors for part in parts]) / (size or 1.0),
+        rtn_error=_total([part.plain_errors for part in parts]) / (size or 1.0),
         rounded_rows=rounded,
         precision=precision,
     )
@@ -167,43 +190,68 @@ def _dampings(first: float) -> Iterator[float]:
         damping = damping * GROWTH or LEAST_DAMPING
 
 
-def _runs(weight: Tensor) -> Iterator[Tensor]:
-    """The rows of ``weight``, float32, about RUN weights at a time."""
+def _runs(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """The rows of ``weight``, float32, about RUN weights at a time, and which they are."""
     rows = max(1, RUN.get(weight.device.type, RUN["cpu"]) // weight.shape[1])
     for start in range(0, weight.shape[0], rows):
-        yield weight[start : start + rows].float()
+        yield slice(start, start + rows), weight[start : start + rows].float()
 
 
 def _all_rows(
-    weight: Tensor, moment: Tensor, factor: _Factor, options: _Options
+    weight: Tensor,
+    moment: Tensor,
+    factor: _Factor,
+    options: _Options,
+    drift: Tensor | None,
+    lack: Tensor | None,
 ) -> list[_Part] | None:
     """The result with this factor; None if it leaves what float32 or the scale can hold."""
     parts = []
-    for run in _runs(weight):
-        found = _solve(run, factor, options)
+    for span, run in _runs(weight):
+        pull = None if drift is None else run @ drift
+        if lack is not None:
+            missing = lack[span].to(run)
+            pull = missing if pull is None else pull + missing
+        target = run if pull is None else run + options.step * _times_inverse(pull, factor)
+        found = _solve(target, factor, options)
         if found is None:
             return None
-        found = refined(run, found, factor.damped, rounds=options.rounds)
-        parts.append(_choose(run, found, moment, options.scheme))
+        found = refined(target, found, factor.damped, rounds=options.rounds)
+        parts.append(_choose(run, target, found, moment, options.scheme))
     return parts
 
 
-def _choose(weight: Tensor, found: QuantizedMatrix | None, moment: Tensor, scheme: Scheme) -> _Part:
-    """Of every row, the better of ``found`` and plain rounding."""
+def _times_inverse(rows: Tensor, factor: _Factor) -> Tensor:
+    """``rows (H + damping)^-1``, [n, K], by U."""
+    if factor.order is None:
+        return rows @ factor.inverse.T @ factor.inverse
+    ordered = rows[:, factor.order] @ factor.inverse.T @ factor.inverse
+    return torch.empty_like(ordered).index_copy_(1, factor.order, ordered)
+
+
+def _choose(
+    weight: Tensor,
+    target: Tensor,
+    found: QuantizedMatrix | None,
+    moment: Tensor,
+    scheme: Scheme,
+) -> _Part:
+    """Of every row, the better of ``found`` and plain rounding of ``weight``."""
     plain = rtn(weight, scheme)
-    plain_errors = output_errors(weight, plain, moment)
-    size = ((weight @ moment) * weight).sum(1).clamp_(min=0)
+    moved = (target - weight).square().sum(1)
+    plain_errors = output_errors(target, plain, moment)
+    size = ((target @ moment) * target).sum(1).clamp_(min=0)
     if found is None:
-        return _Part(plain, plain_errors, plain_errors, size, weight.shape[0])
-    errors = output_errors(weight, found, moment)
+        return _Part(plain, moved, plain_errors, plain_errors, size, weight.shape[0])
+    errors = output_errors(target, found, moment)
     better = errors <= plain_errors  # false for NaN
     errors = torch.where(better, errors, plain_errors)
     rounded = int((~better).sum())
-    return _Part(_merge(better, found, plain), errors, plain_errors, size, rounded)
+    return _Part(_merge(better, found, plain), moved, errors, plain_errors, size, rounded)
 
 
-def _relative(errors: list[Tensor], size: float) -> float:
-    return sum(float(part.double().sum()) for part in errors) / size if size > 0 else 0.0
+def _total(parts: list[Tensor]) -> float:
+    return sum(float(part.double().sum()) for part in parts)
 
 
 def _check(
@@ -227,6 +275,19 @@ def _check(
     for name, value, least in (("block", block, 1), ("refine", refine, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise SchemeError(f"{name}: got {value!r}, expected a whole number from {least} on")
+
+
+def _check_beside(weight: Tensor, hessian: Hessian, lack: Tensor | None) -> None:
+    if lack is not None and lack.shape != weight.shape:
+        raise UnsupportedShapeError(
+            f"lack: got {list(lack.shape)}, the matrix is {list(weight.shape)}"
+        )
+    for moment in (hessian.drift, lack):
+        if moment is not None and not torch.isfinite(moment).all():
+            raise CalibrationError(
+                f"the 16-bit model's calibration inputs of this matrix ({hessian.rows} rows) hold "
+                "values that are not finite, or whose squares are not"
+            )
 
 
 def _factorise(moment: Tensor, damping: float, shrunk: float, act_order: bool) -> _Factor | None:

@@ -2,8 +2,10 @@
 
 The order: embedding, decoder layers, the output head on the normed hidden of the quantized body,
 last the MTP head on that same hidden and the true next ids. Hidden states of all windows stay in
-host memory; the device holds one layer at a time. A run that continues takes the states through
-the layers already written, with the same bits.
+host memory; the device holds one layer at a time. With ``compensate`` the states of a 16-bit run
+lie beside them (twice the memory, and both forms of the layer), and matrices are fitted to its
+outputs. A run that continues takes all states through the layers already written, with the same
+bits.
 """
 
 import dataclasses
@@ -24,7 +26,7 @@ from bytebound_quant.capture import input_of
 from bytebound_quant.embedded import EmbeddedWindows
 from bytebound_quant.hessian import Hessian
 from bytebound_quant.job import ReadPacked, Tick
-from bytebound_quant.layer_job import LayerJob, hessian
+from bytebound_quant.layer_job import LayerJob
 from bytebound_quant.layers import (
     MTP_LAYER_PREFIX,
     build_layer,
@@ -36,6 +38,8 @@ from bytebound_quant.matrices import GptqOptions, Packed, Quantized, block_rows,
 from bytebound_quant.packing import unpack
 from bytebound_quant.plan import MTP_MATRIX, Plan, Unit
 from bytebound_quant.source import Source
+
+LEAST_DOUBT = 1e-4  # what a position counts at least for the output head
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,8 +105,12 @@ class GptqMethod:
                 return self.dequantized(read(name))
             return self.converted(name, self._source.read(name))
 
-        layer = build_layer(get, self._prefix(unit.layer), self._kind(unit.layer))
-        self.states().advance(layer)
+        def original(name: str) -> torch.Tensor:
+            return self.converted(name, self._source.read(name))
+
+        prefix, kind = self._prefix(unit.layer), self._kind(unit.layer)
+        ideal = build_layer(original, prefix, kind) if self.compensate else None
+        self.states().advance(build_layer(get, prefix, kind), ideal)
 
     def dequantized(self, packed: Packed) -> torch.Tensor:
         """The matrix that a stored form stands for, to compute with."""
@@ -122,6 +130,16 @@ class GptqMethod:
         return fit_matrix(blocks, moment, self._scheme, self._choices, self.device)
 
     @property
+    def compensate(self) -> bool:
+        """Whether a 16-bit run goes beside the quantized one."""
+        return self._choices.compensate
+
+    @property
+    def weigh_head(self) -> bool:
+        """Whether the head's calibration rows are weighted."""
+        return self._choices.weigh_head
+
+    @property
     def source(self) -> Source:
         """The checkpoint."""
         return self._source
@@ -138,7 +156,8 @@ class GptqMethod:
         """The hidden states of all windows, embedded when they are first needed."""
         if self._job is None:
             states = self.embedded.states(self._dtype)
-            self._job = LayerJob(self._source.config, states, self.device)
+            ideal = states.clone() if self.compensate else None
+            self._job = LayerJob(self._source.config, states, self.device, ideal)
         return self._job
 
     def _prefix(self, index: int) -> str:
@@ -165,16 +184,46 @@ class _UnitRun:
         self._fit_layer(job, build_layer(self._get, prefix, kind), prefix, kind)
 
     def head(self, job: LayerJob) -> None:
-        """The output head, on the final norm of the states."""
+        """The output head, on the final norm of the states.
+
+        A small change e of one position's logits changes the KL of its distribution p by half of
+        ``e (diag(p) - p p^T) e``, which is large where p is spread: rows are weighted by the trace
+        of that matrix, ``1 - sum p^2``.
+        """
         if names.HEAD not in self._planned:
             return
         norm = self._get(self._method.source.stored.prefix + names.FINAL_NORM)
-        moment = hessian(
-            self._config.hidden_size,
-            self._method.device,
-            (rms_norm(x, norm, self._config.rms_norm_eps) for x in job.windows()),
-        )
+        best = job if job.ideal is None else job.ideal
+        doubt = self._doubt(best, norm) if self._method.weigh_head else None
+        moment = Hessian(self._config.hidden_size, self._method.device, drift=job.ideal is not None)
+        for index in range(len(job.states)):
+            x = self._normed(job, norm, index, doubt)
+            ideal = None if job.ideal is None else self._normed(job.ideal, norm, index, doubt)
+            moment.add(x, ideal)
         self._fit(names.HEAD, moment)
+
+    def _normed(
+        self, job: LayerJob, norm: torch.Tensor, index: int, doubt: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """What the head is multiplied with [T, D], times the root of each row's weight."""
+        x = rms_norm(job.states[index].to(norm.device), norm, self._config.rms_norm_eps)
+        return x if doubt is None else x.float() * doubt[index].sqrt().unsqueeze(1)
+
+    def _doubt(self, job: LayerJob, norm: torch.Tensor) -> torch.Tensor:
+        """``1 - sum p^2`` for the 16-bit head's p at every position, float32 [n, T].
+
+        The head comes in blocks of rows, each of which meets all windows; a position keeps the
+        logarithms of ``sum e^z`` and ``sum e^2z`` over the blocks so far.
+        """
+        once = torch.full(job.states.shape[:2], float("-inf"), device=norm.device)
+        twice = once.clone()
+        for block in self._method.source.rows(names.HEAD, block_rows(self._config.hidden_size)):
+            matrix = self._method.converted(names.HEAD, block)
+            for index in range(len(job.states)):
+                z = linear(self._normed(job, norm, index), matrix).float()
+                once[index] = torch.logaddexp(once[index], z.logsumexp(-1))
+                twice[index] = torch.logaddexp(twice[index], (2 * z).logsumexp(-1))
+        return (1 - (twice - 2 * once).exp()).clamp_(min=LEAST_DOUBT)
 
     def mtp(self, job: LayerJob) -> None:
         """The MTP head: its projection, then its layer on what the quantized one gives."""
@@ -182,17 +231,29 @@ class _UnitRun:
             return
         norm = self._get(self._method.source.stored.prefix + names.FINAL_NORM)
         mtp = build_mtp(self._get)
-        count, length = job.states.shape[:2]
+        original = mtp
         if MTP_MATRIX in self._planned:
-            inputs = (self._mtp_input(job, mtp, norm, index) for index in range(count))
-            moment = hessian(mtp.fc.shape[1], self._method.device, inputs)
+            moment = Hessian(mtp.fc.shape[1], self._method.device, drift=job.ideal is not None)
+            for index in range(len(job.states)):
+                ideal = None
+                if job.ideal is not None:
+                    ideal = self._mtp_input(job.ideal, mtp, norm, index)
+                moment.add(self._mtp_input(job, mtp, norm, index), ideal)
             mtp = dataclasses.replace(mtp, fc=self._fit(MTP_MATRIX, moment))
-        # In place: nothing behind the MTP head reads the body's states.
-        for index in range(count):
-            x = linear(self._mtp_input(job, mtp, norm, index), mtp.fc)
-            job.states[index, : length - 1] = x
-        inner = LayerJob(self._config, job.states[:, : length - 1], self._method.device)
+        states = self._mtp_states(job, mtp, norm)
+        beside = None if job.ideal is None else self._mtp_states(job.ideal, original, norm)
+        inner = LayerJob(self._config, states, self._method.device, beside)
         self._fit_layer(inner, mtp.layers[0], MTP_LAYER_PREFIX, "full_attention")
+
+    def _mtp_states(self, job: LayerJob, mtp: MtpWeights, norm: torch.Tensor) -> torch.Tensor:
+        """What the head's layer starts from, [n, T-1, D].
+
+        In place: nothing behind the MTP head reads the body's states.
+        """
+        for index in range(len(job.states)):
+            x = linear(self._mtp_input(job, mtp, norm, index), mtp.fc)
+            job.states[index, :-1] = x
+        return job.states[:, :-1]
 
     def _mtp_input(
         self, job: LayerJob, mtp: MtpWeights, norm: torch.Tensor, index: int

@@ -6,6 +6,10 @@ share one Hessian:
 
     q, k, v  (or in_proj_qkv, in_proj_z)  ->  o_proj (out_proj)  ->  gate, up  ->  down
 
+With a 16-bit run beside the quantized one, a second set of states holds what the model as it was
+has at the same place. A matrix is then fitted to what its 16-bit form gives there, and the last one
+of mixer and MLP also makes up for what the residual stream lacks by then.
+
 The layer is the reference model's; only its residual sums are repeated here, so that the mixer,
 the slow part, runs once per window. Knows no file.
 """
@@ -32,6 +36,9 @@ ATTENTION_INPUTS, ATTENTION_OUTPUT = ("q_proj", "k_proj", "v_proj"), "o_proj"
 GATED_DELTA_INPUTS, GATED_DELTA_OUTPUT = ("in_proj_qkv", "in_proj_z"), "out_proj"
 MLP_INPUTS, MLP_OUTPUT = ("gate_proj", "up_proj"), "down_proj"
 
+Inputs = Callable[["LayerJob", LayerWeights], Iterator[torch.Tensor]]
+"""(whose states, through which form of the layer) -> the inputs of one group, window by window."""
+
 Solve = Callable[[str, Hessian], torch.Tensor]
 """(field of the record, Hessian of its input) -> the matrix to go on with, on the device."""
 
@@ -39,13 +46,21 @@ Solve = Callable[[str, Hessian], torch.Tensor]
 class LayerJob:
     """Takes hidden states through layers, quantizing on the way where asked to.
 
-    ``states`` [n, T, D] on the host is changed in place: a layer's input becomes its output.
+    ``states`` [n, T, D] on the host is changed in place: a layer's input becomes its output. So is
+    ``ideal``, a tensor of the same form for the 16-bit run; None for no such run.
     """
 
-    def __init__(self, config: ModelConfig, states: torch.Tensor, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        states: torch.Tensor,
+        device: torch.device,
+        ideal: torch.Tensor | None = None,
+    ) -> None:
         self.config = config
         self.states = states
         self.device = device
+        self.ideal = None if ideal is None else LayerJob(config, ideal, device)
         self._rows = Rows(0, states.shape[1], wide=True)
         self._angles = rotary_angles(self._rows.positions(device), config)
 
@@ -55,21 +70,39 @@ class LayerJob:
 
         A field that is not wanted stays as it is. Returns the layer that the states went through.
         """
-        fields = frozenset(wanted)
+        fit = _Fit(self, layer, frozenset(wanted), solve)
         inputs, output = _mixer_fields(layer)
-        layer = self._fit(
-            layer, "mixer", inputs, fields, solve, lambda one: self._mixer_inputs(one, inputs[0])
-        )
-        layer = self._quantize_mixer_output(layer, output, fields, solve)
-        layer = self._fit(layer, "mlp", MLP_INPUTS, fields, solve, self._normed)
-        layer = self._fit(layer, "mlp", (MLP_OUTPUT,), fields, solve, self._down_inputs)
+        fit.group("mixer", inputs, lambda job, one: job._mixer_inputs(one, inputs[0]))
+        # The mixer, the slow part, runs once behind its inputs, so what it gives is kept.
+        mixed = [x.to("cpu") for x in self._mixer_inputs(fit.layer, output)]
+
+        def behind_mixer(job: LayerJob, one: LayerWeights) -> Iterator[torch.Tensor]:
+            if job is not self:
+                return job._through_mixer(one)
+            return (x.to(self.device) for x in mixed)
+
+        fit.last("mixer", output, behind_mixer)
         for index, x in enumerate(self.windows()):
-            self._add_mlp(index, x, layer)
-        return layer
+            self._add_mixer(index, x, mixed[index].to(self.device), fit.layer)
+        mixed.clear()
+        fit.group("mlp", MLP_INPUTS, LayerJob._normed)
+        fit.last(
+            "mlp",
+            MLP_OUTPUT,
+            lambda job, one: job._through_mlp(one) if job is not self else job._down_inputs(one),
+        )
+        for index, x in enumerate(self.windows()):
+            self._add_mlp(index, x, fit.layer)
+        return fit.layer
 
     @torch.inference_mode()
-    def advance(self, layer: LayerWeights) -> None:
-        """Advance the states through ``layer`` as it is, with the same bits as ``quantize``."""
+    def advance(self, layer: LayerWeights, ideal: LayerWeights | None = None) -> None:
+        """Advance the states through ``layer`` as it is, with the same bits as ``quantize``.
+
+        ``ideal`` is the layer as it was, for the 16-bit run where there is one.
+        """
+        if self.ideal is not None and ideal is not None:
+            self.ideal.advance(ideal)
         _, output = _mixer_fields(layer)
         for index, mixed in enumerate(self._mixer_inputs(layer, output)):
             self._add_mixer(index, self._window(index), mixed, layer)
@@ -82,39 +115,6 @@ class LayerJob:
 
     def _window(self, index: int) -> torch.Tensor:
         return self.states[index].to(self.device)
-
-    def _quantize_mixer_output(
-        self, layer: LayerWeights, output: str, wanted: frozenset[str], solve: Solve
-    ) -> LayerWeights:
-        """The last matrix of the mixer, and the residual sum behind it; the mixer runs once."""
-        mixed = [x.to("cpu") for x in self._mixer_inputs(layer, output)]
-
-        def inputs(_: LayerWeights) -> Iterator[torch.Tensor]:
-            return (x.to(self.device) for x in mixed)
-
-        layer = self._fit(layer, "mixer", (output,), wanted, solve, inputs)
-        for index, x in enumerate(self.windows()):
-            self._add_mixer(index, x, mixed[index].to(self.device), layer)
-        return layer
-
-    def _fit(
-        self,
-        layer: LayerWeights,
-        part: str,
-        group: Sequence[str],
-        wanted: frozenset[str],
-        solve: Solve,
-        inputs: Callable[[LayerWeights], Iterator[torch.Tensor]],
-    ) -> LayerWeights:
-        """Quantize the wanted fields of one group, which share the input."""
-        names = [name for name in group if name in wanted]
-        if not names:
-            return layer
-        record: Any = getattr(layer, part)
-        moment = hessian(getattr(record, names[0]).shape[1], self.device, inputs(layer))
-        for name in names:
-            record = dataclasses.replace(record, **{name: solve(name, moment)})
-        return dataclasses.replace(layer, **{part: record})
 
     def _mixer_inputs(self, layer: LayerWeights, field: str) -> Iterator[torch.Tensor]:
         """What the mixer's matrix ``field`` is multiplied with, window by window."""
@@ -137,6 +137,22 @@ class LayerJob:
         for y in self._normed(layer):
             yield input_of(layer.mlp.down_proj, partial(mlp, y, layer.mlp))
 
+    def _through_mixer(self, layer: LayerWeights) -> Iterator[torch.Tensor]:
+        """What the mixer's last matrix is multiplied with.
+
+        A window's states go behind the mixer when the next one, or the end, is asked for.
+        """
+        _, output = _mixer_fields(layer)
+        for index, mixed in enumerate(self._mixer_inputs(layer, output)):
+            yield mixed
+            self._add_mixer(index, self._window(index), mixed, layer)
+
+    def _through_mlp(self, layer: LayerWeights) -> Iterator[torch.Tensor]:
+        """The same for the MLP's last matrix."""
+        for index, inner in enumerate(self._down_inputs(layer)):
+            yield inner
+            self.states[index] = self._window(index) + linear(inner, layer.mlp.down_proj)
+
     def _add_mixer(
         self, index: int, x: torch.Tensor, mixed: torch.Tensor, layer: LayerWeights
     ) -> None:
@@ -146,6 +162,59 @@ class LayerJob:
     def _add_mlp(self, index: int, x: torch.Tensor, layer: LayerWeights) -> None:
         y = rms_norm(x, layer.post_attention_layernorm, self.config.rms_norm_eps)
         self.states[index] = x + mlp(y, layer.mlp)
+
+
+class _Fit:
+    """A layer on its way: ``layer`` with what is quantized so far, beside the layer as it was."""
+
+    def __init__(
+        self, job: LayerJob, layer: LayerWeights, wanted: frozenset[str], solve: Solve
+    ) -> None:
+        self.layer = layer
+        self._job = job
+        self._original = layer
+        self._wanted = wanted
+        self._solve = solve
+
+    def group(self, part: str, group: Sequence[str], inputs: Inputs) -> None:
+        """Quantize the wanted fields of one group, which share the input."""
+        fields = [name for name in group if name in self._wanted]
+        if fields:
+            weight = getattr(getattr(self.layer, part), fields[0])
+            self._replace(part, fields, self._moment(weight, inputs, last=False))
+
+    def last(self, part: str, field: str, inputs: Inputs) -> None:
+        """Quantize the field whose product is added to the residual stream, if it is wanted.
+
+        Either way the 16-bit run, whose ``inputs`` advance it, goes on behind it.
+        """
+        if field in self._wanted:
+            weight = getattr(getattr(self.layer, part), field)
+            self._replace(part, [field], self._moment(weight, inputs, last=True))
+        elif self._job.ideal is not None:
+            for _ in inputs(self._job.ideal, self._original):
+                pass
+
+    def _replace(self, part: str, fields: Sequence[str], moment: Hessian) -> None:
+        record: Any = getattr(self.layer, part)
+        for field in fields:
+            record = dataclasses.replace(record, **{field: self._solve(field, moment)})
+        self.layer = dataclasses.replace(self.layer, **{part: record})
+
+    def _moment(self, weight: torch.Tensor, inputs: Inputs, *, last: bool) -> Hessian:
+        job, ideal = self._job, self._job.ideal
+        outputs, features = weight.shape
+        if ideal is None:
+            return hessian(features, job.device, inputs(job, self.layer))
+        moment = Hessian(features, job.device, drift=True, outputs=outputs if last else 0)
+        # strict: the 16-bit side is asked for its end, which takes its last window on.
+        both = zip(inputs(job, self.layer), inputs(ideal, self._original), strict=True)
+        for index, (x, original) in enumerate(both):
+            lack = None
+            if last:
+                lack = ideal._window(index).float() - job._window(index).float()
+            moment.add(x, original, lack)
+        return moment
 
 
 def hessian(features: int, device: torch.device, inputs: Iterable[torch.Tensor]) -> Hessian:

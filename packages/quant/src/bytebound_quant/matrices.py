@@ -37,6 +37,10 @@ class GptqOptions:
     mse: bool = True
     act_order: bool = False
     damping: float = 0.01
+    compensate: bool = True
+    """A 16-bit run beside the quantized one: matrices make up for the errors of earlier ones."""
+    weigh_head: bool = True
+    """The output head's calibration rows count by how uncertain the next token is."""
 
     def __post_init__(self) -> None:
         # Here as well, so that a run does not end at its first matrix.
@@ -53,6 +57,7 @@ class _Sums:
     output: float = 0.0
     output_error: float = 0.0
     rtn_output_error: float = 0.0
+    moved: float = 0.0
     notes: list[GptqNotes] = field(default_factory=list)
 
     def add_weight(self, weight: torch.Tensor, matrix: QuantizedMatrix) -> None:
@@ -60,11 +65,11 @@ class _Sums:
         off = matrix.dequantize(torch.float32).sub_(weight)
         self.weight_error += float(off.square_().sum(dtype=torch.float64))
 
-    def add_output(self, weight: torch.Tensor, moment: Hessian, notes: GptqNotes) -> None:
-        size = float(((weight @ moment.matrix) * weight).sum(dtype=torch.float64))
-        self.output += size
-        self.output_error += notes.error * size
-        self.rtn_output_error += notes.rtn_error * size
+    def add_output(self, weight: torch.Tensor, notes: GptqNotes) -> None:
+        self.output += notes.size
+        self.output_error += notes.error * notes.size
+        self.rtn_output_error += notes.rtn_error * notes.size
+        self.moved += notes.correction**2 * float(weight.square().sum(dtype=torch.float64))
         self.notes.append(notes)
 
 
@@ -92,8 +97,12 @@ def fit_matrix(
     device: torch.device,
 ) -> Quantized:
     """GPTQ, block of rows by block of rows."""
+    done = 0
 
     def solve(weight: torch.Tensor, sums: _Sums) -> QuantizedMatrix:
+        nonlocal done
+        span = slice(done, done + weight.shape[0])
+        done = span.stop
         matrix, notes = gptq(
             weight,
             moment,
@@ -101,8 +110,9 @@ def fit_matrix(
             mse=options.mse,
             act_order=options.act_order,
             damping=options.damping,
+            lack=None if moment.lack is None else moment.lack[span],
         )
-        sums.add_output(weight, moment, notes)
+        sums.add_output(weight, notes)
         return matrix
 
     return _in_blocks(blocks, solve, device)
@@ -141,6 +151,7 @@ def _row(sums: _Sums) -> dict[str, Any]:
         row |= {
             "output_error": _ratio(sums.output_error, sums.output),
             "rtn_output_error": _ratio(sums.rtn_output_error, sums.output),
+            "correction": _ratio(sums.moved, sums.weight),
             "damping": max(notes.damping for notes in sums.notes),
             "attempts": max(notes.attempts for notes in sums.notes),
             "dead_columns": first.dead_columns,

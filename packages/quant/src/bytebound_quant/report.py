@@ -2,7 +2,8 @@
 
 Everything but ``time`` is the same for the same job, byte for byte. An error is a root of relative
 squares: ``weight_error`` = |W - Q| / |W|; ``output_error`` = |(W - Q) X^T| / |W X^T| over the
-calibration inputs X.
+calibration inputs X, where W is what GPTQ aimed at: the matrix itself, or with ``compensate`` the
+matrix moved by ``correction`` = |W* - W| / |W| to make up for the errors of earlier ones.
 """
 
 from collections.abc import Mapping, Sequence

@@ -37,6 +37,21 @@ def gptq(
     damping: Annotated[
         float, typer.Option(metavar="X", help="First try, as a part of the Hessian's diagonal.")
     ] = 0.01,
+    compensate: Annotated[
+        bool,
+        typer.Option(
+            "--compensate/--no-compensate",
+            help="Run the 16-bit model beside the quantized one and make up for what earlier "
+            "matrices changed; holds twice the hidden states.",
+        ),
+    ] = True,
+    weigh_head: Annotated[
+        bool,
+        typer.Option(
+            "--weigh-head/--no-weigh-head",
+            help="For the output head, let a position count by how open its next token is.",
+        ),
+    ] = True,
     asymmetric: opt.Asymmetric = False,
     group_size: opt.GroupSize = 128,
     keep_head: opt.KeepHead = False,
@@ -73,7 +88,13 @@ def gptq(
     from bytebound_quant.source import open_source
 
     scheme = Scheme(symmetric=not asymmetric, group_size=group_size)
-    choices = GptqOptions(mse=mse, act_order=act_order, damping=damping)
+    choices = GptqOptions(
+        mse=mse,
+        act_order=act_order,
+        damping=damping,
+        compensate=compensate,
+        weigh_head=weigh_head,
+    )
     where = check_device(device)
     opened = open_source(source)
     plan = make_plan(opened, PlanOptions(scheme, keep_head=keep_head, mtp_bits=mtp_bits))
