@@ -76,7 +76,7 @@ struct KernelArgs {
   float eps;
   float score_unit;  // scale * log2(e): scores are powers of two
   bool float_norms;  // the norms' weights are float32
-  bool vector;       // every row of q_gate, k, v and out is 16-byte aligned
+  bool vector;       // every row of q_gate, k and v is 16-byte aligned
 };
 
 // Whether the position that the device holds leaves room for the rows.
@@ -184,7 +184,7 @@ __device__ __forceinline__ void append_row(const Float8Cache& /* cache */,
 
 template <typename T, typename Cache>
 __global__ void __launch_bounds__(kAppendWarps* kWarp)
-    attention_append_kernel(__grid_constant__ const KernelArgs args) {
+    attention_decode_append_kernel(__grid_constant__ const KernelArgs args) {
   using Compute = typename Cache::Compute;
   const int i_lane = threadIdx.x % kWarp;
   const int num_vectors = args.num_heads + 2 * args.num_kv_heads;
@@ -307,7 +307,7 @@ constexpr int leaves_shared_bytes() {
 
 template <typename Cache, int kTilesM>
 __global__ void __launch_bounds__(kTileThreads, 2)
-    attention_leaves_kernel(__grid_constant__ const KernelArgs args) {
+    attention_decode_leaves_kernel(__grid_constant__ const KernelArgs args) {
   constexpr int kItemBytes = Cache::kRowBytes / kHeadDim;
   constexpr int kTile = Cache::kTile;
   extern __shared__ __align__(128) unsigned char s_memory[];
@@ -421,7 +421,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 
 template <typename T>
 __global__ void __launch_bounds__(kMergeThreads)
-    attention_merge_kernel(__grid_constant__ const KernelArgs args) {
+    attention_decode_merge_kernel(__grid_constant__ const KernelArgs args) {
   __shared__ float s_max[kMergeWays];
   __shared__ float4 s_out[kMergeWays][kMergeLanes];
   __shared__ float s_sum[kMergeWays];
@@ -526,7 +526,7 @@ struct Workspace {
 
 template <typename Cache, int kTilesM>
 Status launch_leaves(const KernelArgs& args, void* stream) {
-  const auto kernel = attention_leaves_kernel<Cache, kTilesM>;
+  const auto kernel = attention_decode_leaves_kernel<Cache, kTilesM>;
   LaunchOptions options;
   options.shared_bytes = leaves_shared_bytes<Cache, kTilesM>();
   options.overlap_previous = true;
@@ -560,7 +560,7 @@ Status run(const KernelArgs& args, void* stream) {
   LaunchOptions overlap;
   overlap.overlap_previous = true;
   const int num_vectors = args.rows * (args.num_heads + 2 * args.num_kv_heads);
-  Status status = launch_with(overlap, attention_append_kernel<T, Cache>,
+  Status status = launch_with(overlap, attention_decode_append_kernel<T, Cache>,
                               dim3((num_vectors + kAppendWarps - 1) / kAppendWarps),
                               dim3(kAppendWarps * kWarp), stream, args);
   if (status != kOk) {
@@ -573,7 +573,7 @@ Status run(const KernelArgs& args, void* stream) {
   if (status != kOk) {
     return status;
   }
-  return launch_with(overlap, attention_merge_kernel<T>,
+  return launch_with(overlap, attention_decode_merge_kernel<T>,
                      dim3(args.rows * args.num_heads, kHeadDim / kMergeDims), dim3(kMergeThreads),
                      stream, args);
 }

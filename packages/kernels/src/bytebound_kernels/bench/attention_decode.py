@@ -57,7 +57,8 @@ def _seconds_per_call(
     num_bytes = _cache_bytes(length, cache_dtype)
     calls = max(4, -(-_L2_MULTIPLE * device.l2_bytes // num_bytes))
     layers = [_Layer(backend, rows, length, cache_dtype) for _ in range(calls)]
-    position = device_array(backend, backend.int32(length - rows), (1,), "int32")
+    p_position = backend.upload((length - rows).to_bytes(4, "little"))
+    position = device_array(backend, p_position, (1,), "int32")
     workspace_bytes = attention_decode_workspace_bytes(rows, _NH, length)
     workspace = device_array(
         backend, backend.allocate(workspace_bytes), (workspace_bytes,), "uint8"

@@ -155,7 +155,8 @@ def attention_decode(
     A float8 cache has a float32 scale for each head and position, because a later token must not
     change an earlier one (so no scale over positions), because heads differ in size, and because a
     float16 would lose digits for small values to save 0.8 % of the bytes. With it values may reach
-    1e5; below 1e-4 they lose precision.
+    1e5; below 1e-4 they lose precision. One number that is not finite makes its whole key or value
+    so.
 
     Source: csrc/attention_decode.cu.
     """
