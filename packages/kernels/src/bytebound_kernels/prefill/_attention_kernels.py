@@ -72,12 +72,11 @@ def _norm_and_turn(x, o_row, mask, weight, inv_freq, o_t, eps, DH: tl.constexpr,
     return tl.where(turns[None, :], b_x * tl.cos(angle) + b_other * b_sin, b_x)
 
 
-@triton.jit(do_not_specialize=["T", "position"])
+@triton.jit(do_not_specialize=["T", "position", "NH", "NKV", "s_scale"])
 def append_kernel(
     q_gate, k, v, q_norm, k_norm, inv_freq, q, k_cache, v_cache, k_scale, v_scale,
-    T, position, s_q_gate, s_k, s_v, s_cache, s_scale, eps,
-    NH: tl.constexpr, NKV: tl.constexpr, DH: tl.constexpr, N: tl.constexpr, BT: tl.constexpr,
-    FLOAT8: tl.constexpr,
+    T, position, NH, NKV, s_q_gate, s_k, s_v, s_cache, s_scale, eps,
+    DH: tl.constexpr, N: tl.constexpr, BT: tl.constexpr, FLOAT8: tl.constexpr,
 ):  # fmt: skip
     """Prepare q [T, NH, DH] and extend the cache: one program per BT rows and head of q, k or v.
 
@@ -149,12 +148,12 @@ def _attend(
     return b_acc, b_sum, b_max
 
 
-@triton.jit(do_not_specialize=["T", "position"])
+@triton.jit(do_not_specialize=["T", "position", "NH", "NKV", "s_scale"])
 def attend_kernel(
-    q, q_gate, k_cache, v_cache, k_scale, v_scale, out, T, position,
+    q, q_gate, k_cache, v_cache, k_scale, v_scale, out, T, position, NH, NKV,
     s_q_gate, s_cache, s_scale, s_out, unit,
-    NH: tl.constexpr, NKV: tl.constexpr, DH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    FLOAT8: tl.constexpr, STAGES: tl.constexpr,
+    DH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, FLOAT8: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     r"""Attend and gate: one program per BM rows and query head; the longest rows start first.
 
@@ -200,9 +199,7 @@ def attend_kernel(
 
 
 @triton.jit(do_not_specialize=["T"])
-def gate_kernel(
-    x, q_gate, out, T, s_q_gate, s_out, NH: tl.constexpr, DH: tl.constexpr, BT: tl.constexpr
-):
+def gate_kernel(x, q_gate, out, T, s_q_gate, s_out, DH: tl.constexpr, BT: tl.constexpr):
     """Multiply x [NH, T, DH] by sigmoid(gate) into out [T, NH * DH]."""
     i_t, i_head = tl.program_id(0), tl.program_id(1)
     o_row = (i_t * BT + tl.arange(0, BT))[:, None]

@@ -119,7 +119,7 @@ def attention_prefill(
     has the same bits in every run. A NaN in a row stays in its heads, but may reach earlier rows of
     the same pass through v.
 
-    Triton compiles at the first call for a combination of dtypes, head counts and alignments, which
+    Triton compiles at the first call for a combination of dtypes and alignments, which
     a stream capture does not allow: make one such call before it. T and position are no part of it.
 
     Source: _attention_kernels.py.
@@ -182,8 +182,8 @@ def attention_prefill(
     k_scales, v_scales = (q if s is None else s for s in (k_scale, v_scale))
     append_kernel[(triton.cdiv(tokens, _BT), num_heads + 2 * num_kv_heads)](
         q_gate, k, v, q_norm, k_norm, inv_freq, q, keys, values, k_scales, v_scales,
-        tokens, position, s_q_gate, s_k, s_v, s_cache, s_scale, eps,
-        NH=num_heads, NKV=num_kv_heads, DH=_DH, N=pairs, BT=_BT, FLOAT8=float8, num_warps=4,
+        tokens, position, num_heads, num_kv_heads, s_q_gate, s_k, s_v, s_cache, s_scale, eps,
+        DH=_DH, N=pairs, BT=_BT, FLOAT8=float8, num_warps=4,
     )  # fmt: skip
     if backend == "sdpa":
         attended = scaled_dot_product_attention(
@@ -196,15 +196,14 @@ def attention_prefill(
         )[0].contiguous()
         gate_kernel[(triton.cdiv(tokens, _BT), num_heads)](
             attended, q_gate, out, tokens, s_q_gate, s_out,
-            NH=num_heads, DH=_DH, BT=_BT, num_warps=4,
+            DH=_DH, BT=_BT, num_warps=4,
         )  # fmt: skip
         return out
     bm, bn, warps, stages = _tiles(device)
     attend_kernel[(num_heads, triton.cdiv(tokens, bm))](
         q, q_gate, keys, values, k_scales, v_scales, out, tokens, position,
-        s_q_gate, s_cache, s_scale, s_out, scale * _LOG2_E,
-        NH=num_heads, NKV=num_kv_heads, DH=_DH, BM=bm, BN=bn, FLOAT8=float8, STAGES=stages,
-        num_warps=warps,
+        num_heads, num_kv_heads, s_q_gate, s_cache, s_scale, s_out, scale * _LOG2_E,
+        DH=_DH, BM=bm, BN=bn, FLOAT8=float8, STAGES=stages, num_warps=warps,
     )  # fmt: skip
     return out
 
