@@ -119,7 +119,7 @@ def test_wrong_options(
         (("--window", 100_000), "shorter than the window"),
         (("--damping", -1.0), "damping"),
         (("--dtype", "float8"), "--dtype 'float8': expected one of"),
-        (("--calib", "nothing.txt"), "'nothing.txt'"),
+        (("--calib", "nothing.txt"), "'nothing.txt' is not understood: there is no such file"),
     ],
     ids=lambda value: str(value[0]) if isinstance(value, tuple) else "",
 )

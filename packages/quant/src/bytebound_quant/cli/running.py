@@ -10,7 +10,9 @@ from bytebound_quant.calibration import CalibrationSource, parse_source
 from bytebound_quant.cli.errors import INTERRUPTED, OK
 from bytebound_quant.cli.progress import JobProgress
 from bytebound_quant.cli.report_table import show
+from bytebound_quant.errors import CalibrationError
 from bytebound_quant.job import Job
+from bytebound_quant.text_sources import SPEC_HELP
 
 
 def run_job(job: Job, *, json_: bool, every_tensor: bool) -> int:
@@ -35,6 +37,11 @@ def calibration_sources(specs: Sequence[str]) -> list[CalibrationSource]:
         if Path(spec).expanduser().is_file():
             kind = "jsonl" if spec.endswith((".jsonl", ".ndjson")) else "text"
             sources.append(CalibrationSource(kind=kind, path=spec))
+        elif ":" not in spec:
+            raise CalibrationError(
+                f"calibration source {spec!r} is not understood: there is no such file; "
+                f"for anything else write {SPEC_HELP}"
+            )
         else:
             sources.append(parse_source(spec))
     return sources
