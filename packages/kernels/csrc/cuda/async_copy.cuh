@@ -1,5 +1,5 @@
 // Copies from global to shared memory that run while the thread goes on: cp.async, sm_80 and later.
-// PTX ISA, "cp.async" and "createpolicy".
+// PTX ISA, "cp.async".
 #pragma once
 
 #include <cstdint>
@@ -10,21 +10,13 @@ __device__ __forceinline__ uint32_t shared_address(const void* p_shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p_shared));
 }
 
-// A cache policy for what is read once and would only push other data out of the L2.
-__device__ __forceinline__ uint64_t read_once_policy() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
 // Copies 16 bytes, past the L1. Both addresses are 16-byte aligned. Only the first num_bytes, a
 // multiple of 4, are read; zeros are written in place of the others.
 __device__ __forceinline__ void async_copy_16(uint32_t to_shared,
                                               const void* p_from,
-                                              int num_bytes,
-                                              uint64_t policy) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to_shared),
-               "l"(p_from), "r"(num_bytes), "l"(policy)
+                                              int num_bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_shared), "l"(p_from),
+               "r"(num_bytes)
                : "memory");
 }
 

@@ -256,7 +256,6 @@ __device__ __forceinline__ void begin_load_tile(uint32_t stage,
                                                 int first,
                                                 int last) {
   constexpr int kRowChunks = Cache::kRowBytes / kChunkBytes;
-  const uint64_t policy = read_once_policy();  // made anew each time, to save its registers
   const auto o_tile = static_cast<int64_t>(first) * Cache::kRowBytes;
 #pragma unroll
   for (int i = 0; i < kTileBytes / kChunkBytes / kTileThreads; ++i) {
@@ -267,10 +266,10 @@ __device__ __forceinline__ void begin_load_tile(uint32_t stage,
     const int num_bytes = valid ? kChunkBytes : 0;
     const int64_t o_from = o_tile + (valid ? i_chunk * kChunkBytes : 0);
     async_copy_16(stage + row * Cache::kRowBytes + Cache::swizzle_key(row, chunk) * kChunkBytes,
-                  head.p_keys + o_from, num_bytes, policy);
+                  head.p_keys + o_from, num_bytes);
     async_copy_16(stage + TileStage<Cache>::kValues + row * Cache::kRowBytes +
                       Cache::swizzle_value(row, chunk) * kChunkBytes,
-                  head.p_values + o_from, num_bytes, policy);
+                  head.p_values + o_from, num_bytes);
   }
   if constexpr (Cache::kScaled) {
     constexpr int kScaleChunks = TileStage<Cache>::kScaleBytes / kChunkBytes;
@@ -280,7 +279,7 @@ __device__ __forceinline__ void begin_load_tile(uint32_t stage,
       const int num_valid = min(max(last + 1 - first - row, 0), 4);
       // Past the L1 as well: a line of it may hold scales that the append kernel has yet to write.
       async_copy_16(stage + TileStage<Cache>::kKeyScales + threadIdx.x * kChunkBytes,
-                    p_scales + first + (num_valid > 0 ? row : 0), 4 * num_valid, policy);
+                    p_scales + first + (num_valid > 0 ? row : 0), 4 * num_valid);
     }
   }
 }
