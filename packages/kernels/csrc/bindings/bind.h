@@ -27,6 +27,7 @@ void bind_attention_decode(pybind11::module_& m);
 void bind_embedding_gather(pybind11::module_& m);
 void bind_gdn_step(pybind11::module_& m);
 void bind_history_append(pybind11::module_& m);
+void bind_l2_persist(pybind11::module_& m);
 void bind_logit_adjust(pybind11::module_& m);
 void bind_logprobs(pybind11::module_& m);
 void bind_read_bandwidth(pybind11::module_& m);

@@ -89,6 +89,7 @@ PYBIND11_MODULE(_native, m) {
   bind_embedding_gather(m);
   bind_gdn_step(m);
   bind_history_append(m);
+  bind_l2_persist(m);
   bind_logit_adjust(m);
   bind_logprobs(m);
   bind_read_bandwidth(m);

@@ -29,6 +29,7 @@ from bytebound_kernels.errors import (
     UnsupportedShapeError,
     UnsupportedTensorError,
 )
+from bytebound_kernels.l2 import l2_persist, l2_persist_reset
 from bytebound_kernels.ops.argmax import argmax, argmax_workspace_bytes
 from bytebound_kernels.ops.attention_decode import (
     attention_decode,
@@ -76,6 +77,8 @@ __all__ = [
     "embedding_gather",
     "gdn_step",
     "history_append",
+    "l2_persist",
+    "l2_persist_reset",
     "logit_adjust",
     "logprobs",
     "logprobs_workspace_bytes",
