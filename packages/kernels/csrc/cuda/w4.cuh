@@ -20,6 +20,7 @@
 
 #include "matvec.cuh"
 #include "mma.cuh"
+#include "streamed.cuh"
 
 namespace bytebound {
 
@@ -33,23 +34,8 @@ constexpr int kWordBytes = kItemRows * kGroup / 2;
 constexpr int kScaleBytes = kItemRows * 2;
 constexpr int kZeroBytes = kItemRows / 2;
 
-constexpr int item_bytes(bool asymmetric) {
+__host__ __device__ constexpr int item_bytes(bool asymmetric) {
   return kWordBytes + kScaleBytes + (asymmetric ? kZeroBytes : 0);
-}
-
-// Reads weights, which are read once: they need no place in the L1 cache. Constant memory only.
-__device__ __forceinline__ uint4 load_streamed(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
-}
-
-__device__ __forceinline__ uint32_t load_streamed_word(const void* p) {
-  uint32_t v;
-  asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
-  return v;
 }
 
 // How the four-bit numbers of a word become A fragments, for each type of activation.
