@@ -1,12 +1,17 @@
 """The benchmark's result file and its behaviour without a GPU. It is never timed here."""
 
+import ast
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import render_results
-from bytebound_kernels import DeviceInfo
+from bytebound_kernels import CudaError, DeviceInfo, bench
+from bytebound_kernels.bench import __main__ as command_line
 from bytebound_kernels.bench.__main__ import main
+from bytebound_kernels.bench.groups import GROUPS, Group
 from bytebound_kernels.bench.memory import DeviceArray, _Device
 from bytebound_kernels.bench.report import Metric, report, table
 
@@ -42,6 +47,107 @@ def test_the_result_file_is_one_that_the_renderer_accepts(tmp_path: Path) -> Non
 def test_the_table_sets_times_against_the_read_bandwidth() -> None:
     line = table(METRICS, read_gb_s=3000.0).splitlines()[-1]
     assert line.split() == ["rms_norm.d64.rows1.us", "1.50", "1.00", "2.00", "us", "10.0"]
+
+
+def test_the_table_says_what_is_not_bound_by_the_memory() -> None:
+    metrics = [
+        Metric("a", "%", "higher", [81.26], 5.0),
+        Metric("b", "us", "lower", [1.0], 5.0, {"bytes": 6_000_000, "l2": "warm"}),
+        Metric("c", "ms", "lower", [1.0], 5.0, {"bytes": 300_000_000}),
+        Metric("d", "x", "lower", [1.2], 5.0, {"bytes": 1}),
+        Metric("e", "ms", "lower", [1.0], 5.0),
+    ]
+    lines = table(metrics, read_gb_s=3000.0).splitlines()
+    ends = [
+        line.partition(metric.unit)[2].strip()
+        for line, metric in zip(lines[1:], metrics, strict=True)
+    ]
+    assert ends == ["81.3", "200.0 (from L2)", "10.0", "", ""]
+
+
+def measure_well(backend: Any, samples: int) -> list[Metric]:
+    return [Metric("well.us", "us", "lower", [1.0] * samples, 5.0, {"on": backend.device})]
+
+
+def measure_without_triton() -> list[Metric]:
+    raise ImportError("no triton")
+
+
+def measure_and_crash(read_gb_s: float) -> list[Metric]:
+    raise CudaError(f"illegal address at {read_gb_s}")
+
+
+@pytest.fixture
+def three_groups(monkeypatch: pytest.MonkeyPatch, pretend_cuda: None) -> None:
+    """A benchmark of one group that works, one that lacks something and one that fails."""
+    functions = {
+        "well": measure_well,
+        "lacking": measure_without_triton,
+        "bad": measure_and_crash,
+    }
+    groups = tuple(Group(name, "", "", name) for name in functions)
+    monkeypatch.setattr(Group, "load", lambda group: functions[group.function])
+    monkeypatch.setattr(command_line, "GROUPS", groups)
+    backend = SimpleNamespace(name="torch 2.11", device=0)
+    monkeypatch.setattr(command_line, "find_backend", lambda: backend)
+    monkeypatch.setattr(command_line, "measure_read_bandwidth", lambda *_: METRICS[0])
+
+
+@pytest.mark.usefixtures("three_groups")
+class TestGroups:
+    def test_one_that_lacks_something_is_named_and_stops_no_other(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = tmp_path / "kernels.json"
+        only = ["--only", "lacking", "--only", "well", "--samples", "2"]
+        assert main([*only, "--json", str(file)]) == 0
+        assert "skipped: lacking: ImportError: no triton" in capsys.readouterr().out
+        content = json.loads(file.read_text())
+        assert content["metrics"]["well.us"]["samples"] == [1.0, 1.0]
+        assert content["command"].endswith(
+            "--samples 2 --only lacking --only well --json kernels.json"
+        )
+
+    def test_nothing_that_can_run_is_exit_code_1(self, tmp_path: Path) -> None:
+        file = tmp_path / "kernels.json"
+        assert main(["--only", "lacking", "--json", str(file)]) == 1
+        assert not file.exists()
+
+    def test_one_that_fails_is_exit_code_3_and_stops_no_other(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        file = tmp_path / "kernels.json"
+        assert main(["--json", str(file)]) == 3
+        captured = capsys.readouterr()
+        assert "failed: bad" in captured.out and "illegal address at 3000.0" in captured.err
+        assert list(json.loads(file.read_text())["metrics"]) == ["read_gb_s", "well.us"]
+
+    def test_the_card_has_a_file_of_its_own(self, tmp_path: Path) -> None:
+        files = [tmp_path / name for name in ("card.json", "kernels.json")]
+        main(["--card-json", str(files[0]), "--json", str(files[1])])
+        metrics = [list(json.loads(file.read_text())["metrics"]) for file in files]
+        assert metrics == [["read_gb_s"], ["well.us"]]
+
+    def test_the_list_names_them(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["--list"]) == 0
+        names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+        assert names == ["read", "well", "lacking", "bad"]
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.name)
+def test_each_group_has_its_function(group: Group) -> None:
+    """Read, not imported: some need PyTorch or Triton."""
+    file = Path(bench.__file__).parent / f"{group.module}.py"
+    if not file.exists():
+        pytest.skip(f"there is no {file.name}: the benchmark says so too")
+    tree: Any = ast.parse(file.read_text())
+    (function,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name == group.function
+    )
+    given = {"backend", "device", "samples", "read_gb_s"}
+    assert {argument.arg for argument in function.args.args} <= given
 
 
 def test_a_device_array_is_contiguous_and_relocatable() -> None:

@@ -1,4 +1,4 @@
-"""What is measured. Every case yields one metric with all of its samples."""
+"""The card's read bandwidth and RMSNorm."""
 
 from bytebound_kernels import _native
 from bytebound_kernels._device import DeviceInfo
@@ -6,11 +6,13 @@ from bytebound_kernels.bench.memory import Backend, device_array
 from bytebound_kernels.bench.report import Metric
 from bytebound_kernels.ops.rms_norm import rms_norm
 
-__all__ = ["measure_read_bandwidth", "measure_rms_norm"]
+__all__ = ["measure_read_bandwidth", "measure_rms_norms"]
 
 _ALIGNMENT = 256  # bytes, of every buffer in an arena
 _READ_BYTES = 4 << 30
 _READ_LAUNCHES = 4
+_ROWS = (1, 8, 4096)
+_D = 5120
 _L2_MULTIPLE = 4  # a rotation touches this many times the L2 before it comes round
 
 
@@ -41,14 +43,13 @@ def measure_read_bandwidth(backend: Backend, samples: int) -> Metric:
     )
 
 
-def measure_rms_norm(
-    backend: Backend,
-    device: DeviceInfo,
-    samples: int,
-    *,
-    rows: int,
-    d: int,
-    dtype: str = "bfloat16",
+def measure_rms_norms(backend: Backend, device: DeviceInfo, samples: int) -> list[Metric]:
+    """Time rms_norm over one row, a few rows and a prompt."""
+    return [_measure_rms_norm(backend, device, samples, rows, _D, "bfloat16") for rows in _ROWS]
+
+
+def _measure_rms_norm(
+    backend: Backend, device: DeviceInfo, samples: int, rows: int, d: int, dtype: str
 ) -> Metric:
     """Time rms_norm with cold caches: each launch of a sample has buffers of its own.
 

@@ -107,15 +107,30 @@ def report(
     }
 
 
+_SECONDS = {"us": 1e-6, "ms": 1e-3}
+
+
+def _percent_of_limit(metric: Metric, read_gb_s: float) -> str:
+    """Return what share of the read bandwidth a metric reaches, where that means something."""
+    if metric.unit == "%":
+        return f"{metric.median:.1f}"
+    num_bytes = metric.case.get("bytes")
+    if num_bytes is None or metric.unit not in _SECONDS:
+        return ""
+    percent = num_bytes / (metric.median * _SECONDS[metric.unit]) / 1e9 / read_gb_s * 100
+    # Data that lie in the L2 are not bound by the memory, so this can be more than 100.
+    return f"{percent:.1f}" + (" (from L2)" if metric.case.get("l2") == "warm" else "")
+
+
 def table(metrics: list[Metric], read_gb_s: float) -> str:
     """Return a table for a person; bytes moved are set against the card's read bandwidth."""
-    lines = [f"{'metric':<28} {'median':>10} {'min':>10} {'max':>10} unit   % of read bandwidth"]
+    width = max([36, *(len(m.name) for m in metrics)])
+    lines = [
+        f"{'metric':<{width}} {'median':>10} {'min':>10} {'max':>10} unit   % of read bandwidth"
+    ]
     for m in metrics:
-        percent = ""
-        if m.unit == "us":
-            percent = f"{m.case['bytes'] / (m.median * 1e-6) / 1e9 / read_gb_s * 100:.1f}"
         lines.append(
-            f"{m.name:<28} {m.median:>10.2f} {min(m.samples):>10.2f} {max(m.samples):>10.2f} "
-            f"{m.unit:<6} {percent}".rstrip()
+            f"{m.name:<{width}} {m.median:>10.2f} {min(m.samples):>10.2f} {max(m.samples):>10.2f} "
+            f"{m.unit:<6} {_percent_of_limit(m, read_gb_s)}".rstrip()
         )
     return "\n".join(lines)
