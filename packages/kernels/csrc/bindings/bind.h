@@ -24,6 +24,7 @@ using Unlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
 
 void bind_argmax(pybind11::module_& m);
 void bind_attention_decode(pybind11::module_& m);
+void bind_dense_matvec(pybind11::module_& m);
 void bind_embedding_gather(pybind11::module_& m);
 void bind_gdn_step(pybind11::module_& m);
 void bind_history_append(pybind11::module_& m);
@@ -35,5 +36,7 @@ void bind_rms_norm(pybind11::module_& m);
 void bind_sample(pybind11::module_& m);
 void bind_speculative_accept(pybind11::module_& m);
 void bind_speculative_sample(pybind11::module_& m);
+void bind_w4_matvec(pybind11::module_& m);
+void bind_w4_pack(pybind11::module_& m);
 
 }  // namespace bytebound

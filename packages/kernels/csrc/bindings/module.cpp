@@ -86,6 +86,7 @@ PYBIND11_MODULE(_native, m) {
   m.attr("built_with_cuda") = true;
   bind_argmax(m);
   bind_attention_decode(m);
+  bind_dense_matvec(m);
   bind_embedding_gather(m);
   bind_gdn_step(m);
   bind_history_append(m);
@@ -97,6 +98,8 @@ PYBIND11_MODULE(_native, m) {
   bind_sample(m);
   bind_speculative_accept(m);
   bind_speculative_sample(m);
+  bind_w4_matvec(m);
+  bind_w4_pack(m);
 #else
   m.attr("built_with_cuda") = false;
 #endif

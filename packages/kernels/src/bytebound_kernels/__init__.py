@@ -11,6 +11,7 @@ from bytebound_kernels._device import (
     devices,
     require_cuda,
 )
+from bytebound_kernels._matvec import matvec_workspace_bytes
 from bytebound_kernels._native import (
     ABI_VERSION,
     built_with_cuda,
@@ -35,6 +36,7 @@ from bytebound_kernels.ops.attention_decode import (
     attention_decode,
     attention_decode_workspace_bytes,
 )
+from bytebound_kernels.ops.dense_matvec import dense_matvec
 from bytebound_kernels.ops.embedding_gather import embedding_gather
 from bytebound_kernels.ops.gdn_step import GdnRows, GdnState, GdnWeights, gdn_step
 from bytebound_kernels.ops.history_append import history_append
@@ -47,6 +49,7 @@ from bytebound_kernels.ops.speculative_sample import (
     speculative_sample,
     speculative_sample_workspace_bytes,
 )
+from bytebound_kernels.ops.w4_matvec import PackedW4, w4_matvec, w4_pack, w4_packed_bytes
 
 __all__ = [
     "ABI_VERSION",
@@ -58,6 +61,7 @@ __all__ = [
     "GdnWeights",
     "InvalidArgumentError",
     "KernelError",
+    "PackedW4",
     "UnsupportedDeviceError",
     "UnsupportedDtypeError",
     "UnsupportedLayoutError",
@@ -73,6 +77,7 @@ __all__ = [
     "cuda_problem",
     "cuda_status",
     "cuda_toolkit_version",
+    "dense_matvec",
     "devices",
     "embedding_gather",
     "gdn_step",
@@ -82,6 +87,7 @@ __all__ = [
     "logit_adjust",
     "logprobs",
     "logprobs_workspace_bytes",
+    "matvec_workspace_bytes",
     "require_cuda",
     "rms_norm",
     "sample",
@@ -89,4 +95,7 @@ __all__ = [
     "speculative_accept",
     "speculative_sample",
     "speculative_sample_workspace_bytes",
+    "w4_matvec",
+    "w4_pack",
+    "w4_packed_bytes",
 ]

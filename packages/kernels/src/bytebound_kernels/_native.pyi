@@ -77,6 +77,29 @@ def argmax(
     device: int,
     stream: int,
 ) -> None: ...
+def dense_matvec(
+    weight: int,
+    up: int,
+    x: int,
+    out: int,
+    residual: int,
+    workspace: int,
+    *,
+    weight_row_stride: int,
+    up_row_stride: int,
+    x_row_stride: int,
+    out_row_stride: int,
+    residual_row_stride: int,
+    rows: int,
+    n: int,
+    k: int,
+    num_blocks: int,
+    x_dtype: int,
+    float_out: bool,
+    epilogue: int,
+    device: int,
+    stream: int,
+) -> None: ...
 def embedding_gather(
     ids: int,
     table: int,
@@ -241,3 +264,40 @@ def l2_persist(  # returns the bytes that are set aside
     memory: int, *, num_bytes: int, hit_ratio: float, device: int, stream: int
 ) -> int: ...
 def l2_persist_reset(stream: int) -> None: ...
+def matvec_workspace_bytes(num_blocks: int) -> int: ...
+def w4_matvec(
+    weight: int,
+    x: int,
+    out: int,
+    residual: int,
+    workspace: int,
+    *,
+    x_row_stride: int,
+    out_row_stride: int,
+    residual_row_stride: int,
+    rows: int,
+    n: int,
+    k: int,
+    num_blocks: int,
+    x_dtype: int,
+    scale_dtype: int,
+    asymmetric: bool,
+    float_out: bool,
+    epilogue: int,
+    device: int,
+    stream: int,
+) -> None: ...
+def w4_pack(
+    packed: int,
+    scale: int,
+    zero_point: int,
+    items: int,
+    *,
+    n: int,
+    k: int,
+    items_rows: int,
+    first_row: int,
+    part: int,
+    device: int,
+    stream: int,
+) -> None: ...

@@ -1,0 +1,131 @@
+"""The checked front of the four-bit matrix-vector kernel (csrc/w4_matvec.h)."""
+
+from typing import Any, TypeVar
+
+from bytebound_kernels import _native
+from bytebound_kernels._check import common_device, no_overlap, row_stride
+from bytebound_kernels._device import require_cuda
+from bytebound_kernels._matvec import (
+    EPILOGUES,
+    check_activations,
+    check_blocks,
+    check_residual,
+    check_result,
+    check_workspace,
+)
+from bytebound_kernels._stream import stream_handle
+from bytebound_kernels._tensor import DTYPE_CODES, TensorView
+from bytebound_kernels.errors import InvalidArgumentError
+from bytebound_kernels.ops.w4_matvec.packed import PackedW4
+
+__all__ = ["w4_matvec"]
+
+_OP = "w4_matvec"
+
+TensorT = TypeVar("TensorT")
+
+
+def w4_matvec(
+    x: Any,
+    weight: PackedW4,
+    *,
+    out: TensorT,
+    workspace: Any,
+    residual: Any = None,
+    num_blocks: int | None = None,
+    stream: Any = None,
+) -> TensorT:
+    """Multiply a four-bit matrix by one to sixteen activation rows, on the GPU.
+
+    Formula:
+        y[r, n] = sum_k x[r, k] * scale[n, k // 128] * (code[n, k] - zero[n, k // 128])
+        out = y;  residual + y;  or, for an interleaved weight, silu(y_gate) * y_up
+
+    Args:
+        x: [R, K], R from 1 to 16, float16 or bfloat16; rows at any one distance, aligned to 16
+            bytes.
+        weight: [N, K] in packed form.
+        out: [R, N], the dtype of x or float32; it may be residual itself.
+        workspace: uint8, matvec_workspace_bytes(); filled with 0xFF once, before its first use.
+            Calls that may run at the same time need one each.
+        residual: [R, N] of the dtype of out, added to the product.
+        num_blocks: blocks of the grid; None: as many as the card runs at once. The order of
+            summation depends on it.
+        stream: a stream handle as an integer, or a PyTorch or CuPy stream. None: the stream that is
+            current in the framework of x.
+
+    Returns:
+        out. The kernel is enqueued, not awaited; it may start while the kernel before it in the
+        stream still runs, and loads its first weights meanwhile. It must not be the weights that
+        that kernel writes.
+
+    Raises:
+        CudaUnavailableError: CUDA cannot be used here; the message says why.
+        UnsupportedTensorError: an argument is no tensor.
+        UnsupportedDtypeError: a dtype has no kernel.
+        UnsupportedShapeError: a shape does not fit, or the workspace is too small.
+        UnsupportedLayoutError: strides, alignment, or tensors that overlap.
+        UnsupportedDeviceError: host memory, or more than one device.
+        InvalidArgumentError: residual with an interleaved weight, num_blocks, stream.
+        CudaError: the launch failed.
+
+    Numerics: exact products, float32 sums in an order that depends on the matrix and the number of
+    blocks alone: a row has the same bits alone and among others. Relative RMS error against float64
+    below 1e-3 for float16 and float32 results, 4e-3 for bfloat16. A NaN or an infinity in a row
+    stays in that row.
+
+    Source: csrc/w4_matvec.cu, csrc/cuda/matvec.cuh, csrc/cuda/w4.cuh.
+    """
+    data = weight.check(_OP)
+    x_view = check_activations(_OP, x, weight.k)
+    out_view = check_result(_OP, "out", out, x_view, weight.n)
+    epilogue = "swiglu" if weight.interleaved else "store"
+    read: list[TensorView] = [x_view, data]
+    residual_view = None
+    if residual is not None:
+        if weight.interleaved:
+            raise InvalidArgumentError(
+                f"{_OP}: residual is given with an interleaved weight; expected one of the two"
+            )
+        epilogue = "add_residual"
+        residual_view = check_residual(_OP, residual, out_view, x_view)
+        same = (residual_view.pointer, row_stride(_OP, residual_view)) == (
+            out_view.pointer,
+            row_stride(_OP, out_view),
+        )
+        if not same:
+            no_overlap(_OP, out_view, residual_view)
+    for tensor in read:
+        no_overlap(_OP, out_view, tensor)
+
+    require_cuda(_OP)
+    others = [] if residual_view is None else [residual_view]
+    device = common_device(_OP, out_view, *read, *others)
+    require_cuda(_OP, device)
+    blocks = check_blocks(_OP, num_blocks, device)
+    scratch = check_workspace(_OP, workspace, blocks)
+    common_device(_OP, out_view, scratch)
+    for tensor in (*read, *others, out_view):
+        no_overlap(_OP, scratch, tensor)
+    _native.w4_matvec(
+        data.pointer,
+        x_view.pointer,
+        out_view.pointer,
+        0 if residual_view is None else residual_view.pointer,
+        scratch.pointer,
+        x_row_stride=row_stride(_OP, x_view),
+        out_row_stride=row_stride(_OP, out_view),
+        residual_row_stride=0 if residual_view is None else row_stride(_OP, residual_view),
+        rows=x_view.shape[0],
+        n=weight.n,
+        k=weight.k,
+        num_blocks=blocks,
+        x_dtype=DTYPE_CODES[x_view.dtype],
+        scale_dtype=DTYPE_CODES[weight.scale_dtype],
+        asymmetric=weight.asymmetric,
+        float_out=out_view.dtype == "float32",
+        epilogue=EPILOGUES[epilogue],
+        device=device,
+        stream=stream_handle(_OP, stream, x, device),
+    )
+    return out

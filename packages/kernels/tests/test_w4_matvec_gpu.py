@@ -1,0 +1,280 @@
+"""The four-bit product against float64, on a GPU."""
+
+import pytest
+from bytebound_kernels import (
+    PackedW4,
+    devices,
+    matvec_workspace_bytes,
+    w4_matvec,
+    w4_pack,
+    w4_packed_bytes,
+)
+
+torch = pytest.importorskip("torch")
+
+from bytebound_kernels.ops.w4_matvec.layout import interleave, pack_reference  # noqa: E402
+from bytebound_kernels.ops.w4_matvec.reference import w4_matvec_reference  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = {"float16": 1e-3, "bfloat16": 4e-3, "float32": 1e-4}
+# Rows off the 64 of an item, one group and many, fewer items than warps and more.
+SHAPES = [(1, 128), (77, 256), (64, 5120), (1000, 1280), (2049, 384), (320, 17408), (9000, 2560)]
+ROWS = [1, 2, 5, 8, 9, 16]
+
+dtypes = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+schemes = pytest.mark.parametrize("asymmetric", [False, True], ids=["symmetric", "asymmetric"])
+shapes = pytest.mark.parametrize(("n", "k"), SHAPES, ids=lambda v: str(v))
+
+
+def generator(seed):
+    return torch.Generator("cuda").manual_seed(seed)
+
+
+def stored(n, k, *, asymmetric=False, scale_dtype="float16", seed=0):
+    """Codes, scales, zero points (or None) of a random matrix."""
+    draw = generator(seed)
+    codes = torch.randint(0, 16, (n, k), generator=draw, device="cuda", dtype=torch.uint8)
+    scale = torch.rand((n, k // 128), generator=draw, device="cuda") * 0.02 + 0.001
+    zero = torch.randint(0, 16, (n, k // 128), generator=draw, device="cuda", dtype=torch.uint8)
+    return codes, scale.to(getattr(torch, scale_dtype)), zero if asymmetric else None
+
+
+def weight_of(n, k, *, interleaved=False, **options):
+    fields = {key: options[key] for key in ("asymmetric", "scale_dtype") if key in options}
+    if not interleaved:
+        return PackedW4(pack_reference(*stored(n, k, **options)), n, k, **fields)
+    gate, up = (stored(n, k, **options, seed=seed) for seed in (1, 2))
+    both = [None if a is None else interleave(a, b) for a, b in zip(gate, up, strict=True)]
+    return PackedW4(pack_reference(*both), n, k, interleaved=True, **fields)
+
+
+def activations(rows, k, dtype, seed=7):
+    return torch.randn((rows, k), generator=generator(seed), device="cuda").to(
+        getattr(torch, dtype)
+    )
+
+
+def poisoned(rows, n, dtype):
+    return torch.full((rows, n), float("nan"), device="cuda", dtype=getattr(torch, dtype))
+
+
+@pytest.fixture(scope="module")
+def workspace():
+    scratch = torch.empty(matvec_workspace_bytes(0), device="cuda", dtype=torch.uint8).fill_(255)
+    yield scratch
+    assert (scratch == 255).all(), "a call left something in the workspace"
+
+
+def same_bits(a, b):
+    integer = torch.int32 if a.dtype == torch.float32 else torch.int16
+    return torch.equal(a.contiguous().view(integer), b.contiguous().view(integer))
+
+
+@pytest.mark.parametrize("rows", ROWS, ids=lambda r: f"R{r}")
+@schemes
+@dtypes
+@shapes
+def test_matches_the_reference(n, k, dtype, asymmetric, rows, workspace, assert_close) -> None:
+    weight, x = weight_of(n, k, asymmetric=asymmetric), activations(rows, k, dtype)
+    out = poisoned(rows, n, dtype)
+    assert w4_matvec(x, weight, out=out, workspace=workspace) is out
+    assert_close("out", w4_matvec_reference(x, weight), out, TOLERANCE[dtype])
+
+
+@dtypes
+@schemes
+@shapes
+def test_float32_results(n, k, asymmetric, dtype, workspace, assert_close) -> None:
+    weight, x = weight_of(n, k, asymmetric=asymmetric), activations(3, k, dtype)
+    out = poisoned(3, n, "float32")
+    w4_matvec(x, weight, out=out, workspace=workspace)
+    assert_close("out", w4_matvec_reference(x, weight), out, TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("scale_dtype", ["float16", "bfloat16"])
+@dtypes
+def test_scales_of_both_types(dtype, scale_dtype, workspace, assert_close) -> None:
+    weight, x = weight_of(200, 640, scale_dtype=scale_dtype), activations(4, 640, dtype)
+    out = poisoned(4, 200, "float32")
+    w4_matvec(x, weight, out=out, workspace=workspace)
+    assert_close("out", w4_matvec_reference(x, weight), out, TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16], ids=lambda r: f"R{r}")
+@pytest.mark.parametrize("n", [1, 8, 100, 2051], ids=lambda n: f"N{n}")
+@schemes
+@dtypes
+def test_swiglu(dtype, asymmetric, n, rows, workspace, assert_close) -> None:
+    weight = weight_of(n, 1280, interleaved=True, asymmetric=asymmetric)
+    x = activations(rows, 1280, dtype)
+    out = poisoned(rows, n, dtype)
+    w4_matvec(x, weight, out=out, workspace=workspace)
+    assert_close("out", w4_matvec_reference(x, weight), out, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("out_dtype", ["same", "float32"])
+@dtypes
+def test_residual(dtype, out_dtype, in_place, workspace, assert_close) -> None:
+    kind = dtype if out_dtype == "same" else out_dtype
+    weight, x = weight_of(1000, 1280), activations(6, 1280, dtype)
+    residual = activations(6, 1000, kind, seed=3)
+    expected = w4_matvec_reference(x, weight, residual=residual)
+    out = residual if in_place else poisoned(6, 1000, kind)
+    w4_matvec(x, weight, out=out, residual=residual, workspace=workspace)
+    assert_close("out", expected, out, TOLERANCE[kind])
+
+
+@schemes
+@dtypes
+@shapes
+def test_a_row_has_the_same_bits_alone_and_among_others(n, k, dtype, asymmetric, workspace) -> None:
+    weight, x = weight_of(n, k, asymmetric=asymmetric), activations(16, k, dtype)
+    together = poisoned(16, n, "float32")
+    w4_matvec(x, weight, out=together, workspace=workspace)
+    for count in (1, 3, 8):
+        for first in range(0, 17 - count, 5):
+            out = poisoned(count, n, "float32")
+            w4_matvec(x[first : first + count], weight, out=out, workspace=workspace)
+            assert same_bits(out, together[first : first + count]), f"rows {first} + {count}"
+
+
+@pytest.mark.parametrize("num_blocks", [1, 7, 132])
+@shapes
+def test_any_number_of_blocks(n, k, num_blocks, workspace, assert_close) -> None:
+    weight, x = weight_of(n, k), activations(5, k, "float16")
+    out = poisoned(5, n, "float16")
+    w4_matvec(x, weight, out=out, workspace=workspace, num_blocks=num_blocks)
+    assert_close("out", w4_matvec_reference(x, weight), out, TOLERANCE["float16"])
+
+
+def test_strides_change_no_bit_and_nothing_else_is_written(workspace) -> None:
+    weight, x = weight_of(300, 512), activations(5, 512, "bfloat16")
+    plain = poisoned(5, 300, "bfloat16")
+    w4_matvec(x, weight, out=plain, workspace=workspace)
+    wide_x = poisoned(5, 1024, "bfloat16")
+    wide_x[:, 8:520] = x
+    wide_out = torch.full((5, 333), 7.0, device="cuda", dtype=torch.bfloat16)
+    w4_matvec(wide_x[:, 8:520], weight, out=wide_out[:, 3:303], workspace=workspace)
+    assert same_bits(wide_out[:, 3:303], plain)
+    wide_out[:, 3:303] = 7.0
+    assert (wide_out == 7.0).all()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@dtypes
+def test_what_is_not_finite_stays_in_its_row(dtype, value, workspace) -> None:
+    weight, x = weight_of(500, 640), activations(8, 640, dtype)
+    clean, out = poisoned(8, 500, dtype), poisoned(8, 500, dtype)
+    w4_matvec(x, weight, out=clean, workspace=workspace)
+    x[3, 77] = value
+    w4_matvec(x, weight, out=out, workspace=workspace)
+    assert not out[3].isfinite().any()
+    others = [0, 1, 2, 4, 5, 6, 7]
+    assert same_bits(out[others], clean[others])
+
+
+@dtypes
+def test_large_and_small_activations(dtype, workspace, assert_close) -> None:
+    weight = weight_of(256, 640)
+    for factor in (2.0**-14, 1.0, 2.0**10):
+        x = activations(2, 640, dtype) * factor
+        out = poisoned(2, 256, "float32")
+        w4_matvec(x, weight, out=out, workspace=workspace)
+        assert_close(f"out at {factor}", w4_matvec_reference(x, weight), out, 1e-4)
+
+
+def test_graph_replays_repeat_their_bits(workspace) -> None:
+    """Ten thousand launches of four products that hand over to each other and share a workspace."""
+    square, tall = weight_of(640, 640), weight_of(5000, 640)
+    wide, swiglu = weight_of(640, 5120), weight_of(2560, 640, interleaved=True)
+    x = activations(5, 640, "float16") * 0.1
+    y, z = poisoned(5, 640, "float16"), poisoned(5, 5000, "float16")
+    u, v = poisoned(5, 2560, "float16"), poisoned(5, 640, "float32")
+    long = activations(5, 5120, "float16")
+
+    def chain():
+        w4_matvec(x, square, out=y, workspace=workspace)
+        w4_matvec(y, tall, out=z, workspace=workspace)
+        w4_matvec(y, swiglu, out=u, workspace=workspace)
+        w4_matvec(long, wide, out=v, workspace=workspace)
+
+    chain()
+    first = [t.clone() for t in (y, z, u, v)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(25):
+            chain()
+    for t in (y, z, u, v):
+        t.fill_(float("nan"))
+    for turn in range(100):
+        graph.replay()
+        if turn % 10 == 0:
+            torch.cuda.synchronize()
+            for name, a, b in zip("yzuv", (y, z, u, v), first, strict=True):
+                assert same_bits(a, b), f"{name} in turn {turn}"
+
+
+def words_of(codes):
+    """Codes as int32 words of eight, the first in the lowest bits."""
+    n, k = codes.shape
+    shifts = torch.arange(0, 32, 4, device=codes.device)
+    words = (codes.to(torch.int64).view(n, k // 8, 8) << shifts).sum(-1)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+def zero_words_of(zero):
+    n = zero.shape[0]
+    padded = zero.new_zeros((-(-n // 8) * 8, zero.shape[1]))
+    padded[:n] = zero
+    return words_of(padded.T.contiguous()).T.contiguous()
+
+
+@schemes
+@pytest.mark.parametrize(("n", "k"), [(1, 128), (63, 384), (200, 256), (5120, 640)])
+def test_packing_equals_the_reference(n, k, asymmetric) -> None:
+    codes, scale, zero = stored(n, k, asymmetric=asymmetric)
+    size = w4_packed_bytes(n, k, asymmetric=asymmetric)
+    data = torch.zeros(size, device="cuda", dtype=torch.uint8)
+    out = PackedW4(data, n, k, asymmetric=asymmetric)
+    w4_pack(words_of(codes), scale, None if zero is None else zero_words_of(zero), out=out)
+    assert torch.equal(data, pack_reference(codes, scale, zero))
+
+
+@schemes
+def test_packing_several_matrices_into_one(asymmetric) -> None:
+    counts, k = (24, 5, 100, 71), 256
+    parts = [stored(n, k, asymmetric=asymmetric, seed=i) for i, n in enumerate(counts)]
+    total = sum(counts)
+    data = torch.zeros(
+        w4_packed_bytes(total, k, asymmetric=asymmetric), device="cuda", dtype=torch.uint8
+    )
+    out = PackedW4(data, total, k, asymmetric=asymmetric)
+    first = 0
+    for codes, scale, zero in parts:
+        words = None if zero is None else zero_words_of(zero)
+        w4_pack(words_of(codes), scale, words, out=out, first_row=first)
+        first += codes.shape[0]
+    stacked = [None if a[0] is None else torch.cat(a) for a in zip(*parts, strict=True)]
+    assert torch.equal(data, pack_reference(*stacked))
+
+
+@schemes
+@pytest.mark.parametrize("n", [1, 20, 96, 1000])
+def test_packing_gate_and_up(n, asymmetric) -> None:
+    gate, up = (stored(n, 256, asymmetric=asymmetric, seed=seed) for seed in (1, 2))
+    size = w4_packed_bytes(n, 256, asymmetric=asymmetric, interleaved=True)
+    data = torch.zeros(size, device="cuda", dtype=torch.uint8)
+    out = PackedW4(data, n, 256, asymmetric=asymmetric, interleaved=True)
+    for name, (codes, scale, zero) in (("gate", gate), ("up", up)):
+        words = None if zero is None else zero_words_of(zero)
+        w4_pack(words_of(codes), scale, words, out=out, part=name)
+    both = [None if a is None else interleave(a, b) for a, b in zip(gate, up, strict=True)]
+    expected = pack_reference(*both)
+    assert torch.equal(data[: expected.numel()], expected)
+    assert not data[expected.numel() :].any()
+
+
+def test_as_many_blocks_as_the_card_holds() -> None:
+    assert matvec_workspace_bytes(0) == 2 * devices()[0].num_sms * 64 * 8 * 4
