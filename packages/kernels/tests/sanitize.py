@@ -1,12 +1,15 @@
-"""Runs every kernel once per path, for compute-sanitizer: python tests/sanitize.py.
+"""Runs every kernel once per path, for compute-sanitizer: python tests/sanitize.py [--only OP].
 
 Small sizes only, since a checked kernel is slow; no PyTorch where CuPy is there, since its import
-is slower still. Prints one line and exits with 0; what is wrong is for the sanitizer to say.
+is slower still. Prints a line per op and exits with 0; what is wrong is for the sanitizer to say.
 """
 
+import argparse
+import importlib.util
 import math
 import os
 import sys
+import time
 from collections.abc import Callable
 
 from bytebound_kernels import (
@@ -20,6 +23,7 @@ from bytebound_kernels import (
     rms_norm,
 )
 from bytebound_kernels.bench.memory import CupyBackend, DeviceArray, TorchBackend, device_array
+from sanitize_dense_matvec import run_dense_matvec
 from sanitize_small_ops import run_small_ops
 
 WIDTHS = (1, 3, 8, 127, 256, 1000, 8200, 17408)
@@ -125,8 +129,8 @@ def run_attention_decode(backend: CupyBackend | TorchBackend) -> int:
     return launches
 
 
-def main() -> int:
-    backend, synchronize = find_backend()
+def run_rms_norm(backend: CupyBackend | TorchBackend) -> int:
+    """Rows of every length class, on and off the 16-byte grid."""
     launches = 0
     for x_dtype, w_dtype in PAIRS:
         for d in WIDTHS:
@@ -139,15 +143,53 @@ def main() -> int:
                     odd.at(itemsize_of(x_dtype), (rows, d)), exact(backend, (d,), w_dtype), out=out
                 )
                 launches += 2
-    launches += run_gdn_step(backend)
-    launches += run_attention_decode(backend)
-    launches += run_small_ops(backend)
-    # Not a multiple of what the grid reads at once, so that the tail runs too.
+    return launches
+
+
+def run_read_bandwidth(backend: CupyBackend | TorchBackend) -> int:
+    """Not a multiple of what the grid reads at once, so that the tail runs too."""
     num_bytes = (20 << 20) + 16
     memory, sink = backend.allocate(num_bytes), backend.allocate(4)
     _native.read_bandwidth(memory, sink, num_bytes=num_bytes, device=backend.device, stream=0)
-    synchronize()
-    print(f"{launches + 1} launches with {backend.name}")
+    return 1
+
+
+def run_prefill(backend: CupyBackend | TorchBackend) -> int:
+    """The Triton kernels, which want tensors of PyTorch."""
+    lacking = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
+    if lacking:
+        print(f"prefill: skipped, {' and '.join(lacking)} is not installed", flush=True)
+        return 0
+    from sanitize_prefill import run_attention_prefill, run_gdn_prefill
+
+    return run_gdn_prefill() + run_attention_prefill()
+
+
+# Each returns how many launches it made.
+RUNS: dict[str, Callable[[CupyBackend | TorchBackend], int]] = {
+    "read_bandwidth": run_read_bandwidth,
+    "rms_norm": run_rms_norm,
+    "gdn_step": run_gdn_step,
+    "attention_decode": run_attention_decode,
+    "dense_matvec": run_dense_matvec,
+    "small_ops": run_small_ops,
+    "prefill": run_prefill,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run every kernel once per path.")
+    parser.add_argument("--only", action="append", choices=tuple(RUNS), help="may be repeated")
+    names = parser.parse_args().only or tuple(RUNS)
+    backend, synchronize = find_backend()
+    total = 0
+    for name in names:
+        began = time.monotonic()
+        launches = RUNS[name](backend)
+        synchronize()
+        total += launches
+        print(f"{name}: {launches} launches, {time.monotonic() - began:.1f} s", flush=True)
+    print(f"{total} launches with {backend.name}")
     return 0
 
 
