@@ -223,21 +223,33 @@ def check_cuobjdump(module: Module, tool: str) -> Iterator[str]:
             yield f"{name}: {usage['stack']} bytes of stack, {usage['local']} of local memory"
 
 
-def check_ptxas_log(folder: Path) -> Iterator[str]:
-    """Yield each kernel that ptxas reported with a stack frame or spills."""
+def check_ptxas_log(folder: Path, archs: set[str]) -> Iterator[str]:
+    """Yield each kernel that ptxas reported with a stack frame or spills, and what it left out.
+
+    Args:
+        folder: of BYTEBOUND_PTXAS_LOG, or one file of it.
+        archs: "sm_90" for each architecture with machine code, all of which must be reported.
+    """
     files = sorted(folder.iterdir()) if folder.is_dir() else [folder]
-    num_kernels = 0
+    reported: set[str] = set()
+    silent: list[str] = []
     for file in files:
         kernel = ""
         for line in file.read_text(errors="replace").splitlines():
             function, usage = _PTXAS_FUNCTION.search(line), _PTXAS_USAGE.search(line)
             if function:
                 kernel = f"{function['name']} for {function['arch']}"
-                num_kernels += 1
-            elif usage and any(int(number) for number in usage.groups()):
-                yield f"{kernel}: {usage.group()}"
-    if num_kernels == 0:
-        yield f"{folder}: holds no report of ptxas"
+                reported.add(function["arch"])
+                silent.append(kernel)
+            elif usage:
+                if kernel in silent:
+                    silent.remove(kernel)
+                if any(int(number) for number in usage.groups()):
+                    yield f"{kernel}: {usage.group()}"
+    yield from (f"{kernel}: no line about stack and spills" for kernel in silent)
+    missing = {arch for arch in archs if arch.startswith("sm_")} - reported
+    if missing:
+        yield f"{folder}: holds no report of ptxas for {_listed(missing)}"
 
 
 def read_module(file: Path) -> tuple[Module, list[str]]:
@@ -272,7 +284,7 @@ def _check(options: argparse.Namespace) -> list[str]:
     resources = "not checked: neither cuobjdump nor --ptxas-log"
     if expected and options.ptxas_log is not None:
         resources = "from ptxas"
-        problems += check_ptxas_log(options.ptxas_log)
+        problems += check_ptxas_log(options.ptxas_log, expected)
     elif expected and tool is not None:
         resources = "from cuobjdump"
         problems += check_cuobjdump(module, tool)

@@ -33,6 +33,9 @@ class FakeModule:
     def libraries(self) -> list[str]:
         return list(self._libraries)
 
+    def exported_symbols(self) -> list[str]:
+        return ["PyInit__native"]
+
 
 def test_reads_kinds_and_suffixes() -> None:
     module = FakeModule(
@@ -64,18 +67,94 @@ def test_reports_foreign_libraries() -> None:
     assert problem.startswith("needs the library libcudart.so.13")
 
 
-def test_reports_spills_of_ptxas(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text(
-        "ptxas info    : Compiling entry function 'good' for 'sm_90'\n"
-        "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
-        "ptxas info    : Compiling entry function 'bad' for 'sm_120'\n"
-        "    8 bytes stack frame, 16 bytes spill stores, 8 bytes spill loads\n"
+CLEAN = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
+
+
+def compiled(kernel: str, arch: str, usage: str = CLEAN) -> str:
+    """What ptxas writes about one kernel."""
+    return (
+        f"ptxas info    : Compiling entry function '{kernel}' for '{arch}'\n"
+        f"ptxas info    : Function properties for {kernel}\n"
+        f"    {usage}\n"
+        f"ptxas info    : Used 32 registers, used 1 barriers\n"
     )
-    (problem,) = check_fatbin.check_ptxas_log(tmp_path)
-    assert problem.startswith("bad for sm_120: 8 bytes stack frame")
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        "8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads",
+        "0 bytes stack frame, 4 bytes spill stores, 0 bytes spill loads",
+        "0 bytes stack frame, 0 bytes spill stores, 4 bytes spill loads",
+    ],
+)
+def test_reports_spills_of_ptxas(tmp_path: Path, usage: str) -> None:
+    (tmp_path / "a").write_text(compiled("good", "sm_90") + compiled("bad", "sm_120", usage))
+    (problem,) = check_fatbin.check_ptxas_log(tmp_path, {"sm_90", "sm_120"})
+    assert problem == f"bad for sm_120: {usage}"
+
+
+def test_reports_what_ptxas_left_out(tmp_path: Path) -> None:
+    archs = {"sm_90", "sm_120", "compute_120"}  # PTX is not compiled by ptxas
+    (tmp_path / "a").write_text(compiled("one", "sm_90") + compiled("one", "sm_120"))
+    assert list(check_fatbin.check_ptxas_log(tmp_path, archs)) == []
+    (tmp_path / "a").write_text(compiled("one", "sm_90"))
+    (problem,) = check_fatbin.check_ptxas_log(tmp_path, archs)
+    assert problem.endswith("holds no report of ptxas for sm_120")
+    (tmp_path / "a").write_text(compiled("one", "sm_90", "?") + compiled("one", "sm_120"))
+    (problem,) = check_fatbin.check_ptxas_log(tmp_path, archs)
+    assert problem == "one for sm_90: no line about stack and spills"
     (tmp_path / "a").write_text("")
-    (problem,) = check_fatbin.check_ptxas_log(tmp_path)
-    assert problem.endswith("holds no report of ptxas")
+    (problem,) = check_fatbin.check_ptxas_log(tmp_path, {"sm_90"})
+    assert problem.endswith("holds no report of ptxas for sm_90")
+
+
+@pytest.mark.parametrize(
+    ("usage", "libraries", "max_mb", "problem"),
+    [
+        (CLEAN, ("libc.so.6",), "60", ""),
+        (CLEAN.replace("0 bytes spill loads", "4 bytes spill loads"), (), "60", "4 bytes spill"),
+        (CLEAN, ("libtorch.so",), "60", "needs the library libtorch.so"),
+        (CLEAN, (), "0.00001", "expected at most"),
+    ],
+)
+def test_one_fault_fails_the_whole_check(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    usage: str,
+    libraries: tuple[str, ...],
+    max_mb: str,
+    problem: str,
+) -> None:
+    """As .ci/run calls it: the exit code is what stops a wheel."""
+    module = FakeModule(fatbin((2, 90, 0), (2, 120, 0), (1, 120, 0)), libraries=libraries)
+    monkeypatch.setattr(check_fatbin, "read_module", lambda file: (module, []))
+    (tmp_path / "some.whl").write_bytes(b"\0" * 1000)
+    log = tmp_path / "ptxas"
+    log.mkdir()
+    (log / "a").write_text(compiled("a", "sm_90") + compiled("a", "sm_120", usage))
+    options = ["--archs", "90-real;120", "--ptxas-log", str(log), "--need-resources"]
+    status = check_fatbin.main([str(tmp_path / "some.whl"), *options, "--max-mb", max_mb])
+    assert status == (1 if problem else 0)
+    assert problem in capsys.readouterr().out
+
+
+def test_resources_that_cannot_be_checked_fail_where_they_are_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_fatbin, "read_module", lambda _: (FakeModule(fatbin((2, 90, 0))), []))
+    monkeypatch.setattr(check_fatbin, "find_cuobjdump", lambda: None)
+    (tmp_path / "some.whl").write_bytes(b"")
+    options = [str(tmp_path / "some.whl"), "--archs", "90-real"]
+    assert check_fatbin.main(options) == 0
+    assert check_fatbin.main([*options, "--need-resources"]) == 1
+
+
+def test_the_architectures_are_those_of_the_build() -> None:
+    build = (Path(__file__).parent.parent / "cmake" / "cuda.cmake").read_text()
+    for arch in check_fatbin.DEFAULT_ARCHS.split(","):
+        assert f" {arch}" in build, f"{arch} is not in cmake/cuda.cmake"
 
 
 @pytest.mark.parametrize(
