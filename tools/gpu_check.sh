@@ -1,26 +1,51 @@
 #!/usr/bin/env bash
 # Builds the kernels on a machine with a GPU, and tests, sanitizes and measures them there.
 #
-#   tools/gpu_check.sh            results go to ${OUT:-bench/results/CARD}
+#   tools/gpu_check.sh            every step; results go to ${OUT:-bench/results/CARD}
+#   tools/gpu_check.sh STEP...    the named steps only, in this order:
+#     build      the kernels' wheel, into build/gpu-check, where the other steps find it
+#     tests      every test that needs a GPU, and the kernels' other tests
+#     sanitize   memcheck, racecheck and synccheck of compute-sanitizer, at the same time
+#     bench      card.json and kernels.json
 #
 # CARD is the first GPU's name, shortened: h200, rtx5090.
 #
-# Needs nvcc, python3 with pip, pytest, PyTorch, scikit-build-core and pybind11, cmake and ninja; it
-# downloads nothing and installs into a folder of its own. Variables:
-#   ARCHS   architectures to compile; default: that of the first GPU, such as 90-real
-#   PYTHON  default: python3
-# Every step runs, whatever fails. Exit code 0: all passed.
-# shellcheck disable=SC2317 # `step` calls functions by name
+# Needs nvcc, python3 with pip, pytest, PyTorch, scikit-build-core and pybind11, cmake and ninja, and
+# uses pytest-xdist where it is; it downloads nothing and installs into build/gpu-check. Variables:
+#   ARCHS         architectures to compile; default: that of the first GPU, such as 90-real
+#   PYTHON        default: python3
+#   TESTS         folders of tests; default: those of all packages
+#   SANITIZE_OPS  names for `--only` of packages/kernels/tests/sanitize.py; default: all
+#   BENCH_GROUPS  names for `--only` of the benchmark; default: all
+#   LIMIT         seconds for everything, default 540: what does not fit is ended or skipped
+# A step runs whatever the others gave, but for the build. Exit code 0: all passed.
+# shellcheck disable=SC2317 # functions are called by name
 set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit 2
 python=${PYTHON:-python3}
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
-site=$scratch/site
+work=$root/build/gpu-check
+site=$work/site
+limit=${LIMIT:-540}
+all_steps=(build tests sanitize bench)
+steps=("${@:-${all_steps[@]}}")
 summary=()
 failed=0
+
+for name in "${steps[@]}"; do
+  case " ${all_steps[*]} " in
+    *" $name "*) ;;
+    *) printf 'no step %s; there are: %s\n' "$name" "${all_steps[*]}" >&2; exit 2 ;;
+  esac
+done
+
+chosen() {
+  case " ${steps[*]} " in
+    *" $1 "*) return 0 ;;
+    *) return 1 ;;
+  esac
+}
 
 # card_of NAME: a folder's name for a GPU. "NVIDIA GeForce RTX 5090" is rtx5090, and the memory's
 # size says nothing: "NVIDIA H100 80GB HBM3" is h100.
@@ -32,20 +57,35 @@ card_of() {
   printf '%s' "${name:-gpu}"
 }
 
-# step NAME COMMAND...: runs a command and notes in one line how it went.
+# note NAME STATUS SECONDS: a line of the summary.
+note() {
+  case $2 in
+    0) summary+=("ok      $1 ($3 s)") ;;
+    124 | 137) summary+=("FAILED  $1 (ended after $3 s)"); failed=1 ;;
+    *) summary+=("FAILED  $1 (exit code $2, $3 s)"); failed=1 ;;
+  esac
+}
+
+# step NAME COMMAND...: runs a command and notes how it went.
 step() {
   local name=$1 began=$SECONDS status
   shift
   printf '\n=== %s\n' "$name"
   "$@"
   status=$?
-  if [ "$status" -eq 0 ]; then
-    summary+=("ok      $name ($((SECONDS - began)) s)")
-  else
-    summary+=("FAILED  $name (exit code $status, $((SECONDS - began)) s)")
-    failed=1
-  fi
+  note "$name" "$status" $((SECONDS - began))
   return "$status"
+}
+
+# within SECONDS COMMAND...: ends a command after so long, or when the whole run's time is up.
+within() {
+  local seconds=$1 left=$((limit - SECONDS))
+  shift
+  if [ "$left" -lt 1 ]; then
+    echo 'no time is left'
+    return 124
+  fi
+  timeout -k 5 "$((seconds < left ? seconds : left))" "$@"
 }
 
 skip() {
@@ -59,12 +99,27 @@ finish() {
   exit "$failed"
 }
 
+# What did not change is not compiled again. In a tree that was copied here a file's time says nothing
+# about that, so a file with other content than at the last build gets a new one.
+touch_changed() {
+  find packages/kernels/{CMakeLists.txt,cmake,csrc} -type f -exec sha256sum {} + |
+    sort >"$work/sources.new"
+  if [ -f "$work/sources" ]; then
+    comm -13 "$work/sources" "$work/sources.new" | cut -c 67- | xargs -r touch
+  else
+    rm -rf "$work/objects" "$work/ptxas"
+  fi
+  mv "$work/sources.new" "$work/sources"
+}
+
 build_wheel() {
-  BYTEBOUND_CUDA=ON BYTEBOUND_CUDA_ARCHS=$archs BYTEBOUND_PTXAS_LOG=$scratch/ptxas \
+  rm -rf "$work/dist" "$site"
+  touch_changed
+  BYTEBOUND_CUDA=ON BYTEBOUND_CUDA_ARCHS=$archs BYTEBOUND_PTXAS_LOG=$work/ptxas \
     "$python" -m pip wheel -q --no-build-isolation --no-deps --no-index --no-cache-dir \
-    -C build-dir="$scratch/build" -w "$scratch/dist" packages/kernels &&
+    -C build-dir="$work/objects" -w "$work/dist" packages/kernels &&
     "$python" -m pip install -q --no-deps --no-index --no-cache-dir --target "$site" \
-      "$scratch"/dist/*.whl
+      "$work"/dist/*.whl
 }
 
 # The pure packages: installed where their build backend is, else used where they lie, with just the
@@ -98,36 +153,53 @@ sys.exit(0 if bk.built_with_cuda and bk.cuda_problem() is None else 1)
 PY
 }
 
-# Some virtual machines do not let the sanitizer at the device; that is no finding about our code.
-sanitize() {
-  compute-sanitizer --tool "$1" --error-exitcode 9 "$python" packages/kernels/tests/sanitize.py \
-    >"$scratch/$1.log" 2>&1
-  local status=$?
-  tail -n 20 "$scratch/$1.log"
-  if [ "$status" -ne 0 ] && grep -q 'Device not supported' "$scratch/$1.log"; then
-    return 77
-  fi
-  return "$status"
-}
-
 gpu_tests() {
   local began=$SECONDS status
   printf '\n=== pytest -m gpu %s\n' "$1"
-  timeout 90 "$python" -m pytest -q -m gpu -p no:cacheprovider "$1"
+  within 240 "$python" -m pytest -q -m gpu -p no:cacheprovider "${xdist[@]}" "$1"
   status=$?
   if [ "$status" -eq 5 ] && [ "$1" != packages/kernels/tests ]; then
     skip "pytest -m gpu $1" 'no such test there'
-  elif [ "$status" -eq 0 ]; then
-    summary+=("ok      pytest -m gpu $1 ($((SECONDS - began)) s)")
   else
-    summary+=("FAILED  pytest -m gpu $1 (exit code $status, $((SECONDS - began)) s)")
-    failed=1
+    note "pytest -m gpu $1" "$status" $((SECONDS - began))
   fi
 }
 
+# The tools wait for single launches most of the time, so they can share the GPU.
+sanitize() {
+  local tool status options=() pids=() began=$SECONDS
+  local tools=(memcheck racecheck synccheck)
+  for name in ${SANITIZE_OPS:-}; do
+    options+=(--only "$name")
+  done
+  for tool in "${tools[@]}"; do
+    within 150 compute-sanitizer --tool "$tool" --error-exitcode 9 "$python" \
+      packages/kernels/tests/sanitize.py "${options[@]}" >"$work/$tool.log" 2>&1 &
+    pids+=($!)
+  done
+  for tool in "${tools[@]}"; do
+    wait "${pids[0]}"
+    status=$?
+    pids=("${pids[@]:1}")
+    printf '\n=== compute-sanitizer %s\n' "$tool"
+    tail -n 25 "$work/$tool.log"
+    # Some virtual machines do not let it at the device; that is no finding about our code.
+    if [ "$status" -ne 0 ] && grep -q 'Device not supported' "$work/$tool.log"; then
+      skip "compute-sanitizer $tool" 'it does not support this device'
+    else
+      note "compute-sanitizer $tool" "$status" $((SECONDS - began))
+    fi
+  done
+}
+
 bench() {
-  BYTEBOUND_COMMIT=${BYTEBOUND_COMMIT:-$(git rev-parse HEAD 2>/dev/null)} \
-    "$python" -m bytebound_kernels.bench "$@"
+  local options=()
+  for name in ${BENCH_GROUPS:-}; do
+    options+=(--only "$name")
+  done
+  BYTEBOUND_COMMIT=${BYTEBOUND_COMMIT:-$(git rev-parse HEAD 2>/dev/null)} within 200 \
+    "$python" -m bytebound_kernels.bench "${options[@]}" \
+    --card-json "$out/card.json" --json "$out/kernels.json"
 }
 
 printf '=== machine\n'
@@ -144,7 +216,10 @@ cmake --version | head -n 1
 import platform
 from importlib.metadata import PackageNotFoundError, version
 found = [f"python {platform.python_version()}"]
-for name in ("scikit-build-core", "pybind11", "pytest", "torch", "cupy-cuda13x", "numpy"):
+for name in (
+    "scikit-build-core", "pybind11", "pytest", "pytest-xdist", "torch", "triton", "cupy-cuda13x",
+    "numpy",
+):
     try:
         found.append(f"{name} {version(name)}")
     except PackageNotFoundError:
@@ -154,36 +229,44 @@ PY
 capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1)
 archs=${ARCHS:-${capability/./}-real}
 
-step "build for $archs" build_wheel || finish
-step 'pure packages' add_pure_packages
+mkdir -p "$work"
+
 # What is installed comes first; the pure packages' sources stand in where they are not.
 PYTHONPATH=$site:$root/packages/runtime/src:$root/packages/quant/src:$root/evals/src${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONPATH
-step 'wheel content' "$python" tools/check_fatbin.py "$scratch"/dist/*.whl --archs "$archs" \
-  --ptxas-log "$scratch/ptxas"
+
+if chosen build; then
+  step "build for $archs" build_wheel || finish
+  step 'pure packages' add_pure_packages
+  step 'wheel content' "$python" tools/check_fatbin.py "$work"/dist/*.whl --archs "$archs" \
+    --ptxas-log "$work/ptxas" --need-resources
+elif [ ! -d "$site" ]; then
+  echo "error: nothing is installed in $site; run the step build first" >&2
+  exit 2
+fi
 step 'CUDA is usable' assert_usable || finish
 
-for folder in packages/*/tests; do
-  gpu_tests "$folder"
-done
-step 'pytest of the kernels, not gpu' timeout 30 "$python" -m pytest -q -m 'not gpu' \
-  -p no:cacheprovider packages/kernels/tests
-
-for tool in memcheck racecheck; do
-  if ! command -v compute-sanitizer >/dev/null; then
-    skip "compute-sanitizer $tool" 'it is not installed'
-    continue
+if chosen tests; then
+  xdist=()
+  if "$python" -c 'import xdist' 2>/dev/null; then
+    xdist=(-n 8)
   fi
-  began=$SECONDS
-  printf '\n=== compute-sanitizer %s\n' "$tool"
-  sanitize "$tool"
-  case $? in
-    0) summary+=("ok      compute-sanitizer $tool ($((SECONDS - began)) s)") ;;
-    77) skip "compute-sanitizer $tool" 'it does not support this device' ;;
-    *) summary+=("FAILED  compute-sanitizer $tool"); failed=1 ;;
-  esac
-done
+  for folder in ${TESTS:-packages/*/tests}; do
+    gpu_tests "$folder"
+  done
+  step 'pytest of the kernels, not gpu' within 60 "$python" -m pytest -q -m 'not gpu' \
+    -p no:cacheprovider "${xdist[@]}" packages/kernels/tests
+fi
 
-step 'bench: read bandwidth' bench --only read --json "$out/card.json"
-step 'bench: kernels' bench --only rms_norm --json "$out/rms_norm.json"
+if chosen sanitize; then
+  if command -v compute-sanitizer >/dev/null; then
+    sanitize
+  else
+    skip compute-sanitizer 'it is not installed'
+  fi
+fi
+
+if chosen bench; then
+  step bench bench
+fi
 finish
