@@ -112,6 +112,7 @@ def test_a_captured_kernel_keeps_the_window_and_its_result(stream: Any) -> None:
     (window,) = windows_of_graph(graph)
     assert (window.base, window.num_bytes) == (x.data_ptr(), x.nbytes)
     bk.l2_persist_reset(stream)
+    graph.instantiate()
     out.fill_(float("nan"))
     graph.replay()
     torch.cuda.synchronize()
