@@ -1,12 +1,14 @@
 """Fixtures of the kernel tests: tensors without a framework, availability by hand, a comparison."""
 
+import ast
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bytebound_kernels import DeviceInfo, _device
+from bytebound_kernels import DeviceInfo, _device, _native
 
 
 @dataclass
@@ -72,3 +74,59 @@ def assert_close() -> Callable[[str, Any, Any, float], None]:
         assert error <= tolerance, f"{name}: relative RMS error {error:.2e} > {tolerance:.0e}"
 
     return compare
+
+
+class FakeBackend:
+    """The benchmark's memory without memory: ranges of addresses, each apart from the others."""
+
+    name, device = "fake 1.0", 0
+
+    def __init__(self) -> None:
+        self._next = 1 << 40
+
+    def free_bytes(self) -> int:
+        return 80 << 30
+
+    def allocate(self, num_bytes: int) -> int:
+        pointer = self._next
+        self._next += -(-num_bytes // 256) * 256
+        return pointer
+
+    def upload(self, content: bytes) -> int:
+        return self.allocate(len(content))
+
+    def time_graph(self, enqueue: Callable[[int], None], samples: int) -> list[float]:
+        enqueue(0)
+        return [1e-3] * samples
+
+
+@pytest.fixture
+def fake_backend() -> FakeBackend:
+    return FakeBackend()
+
+
+# Functions of the native module that launch nothing; besides those that tell a size.
+NO_LAUNCH = {"probe", "pointer_device", "l2_persist", "l2_persist_limits", "l2_persist_reset"}
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch, pretend_cuda: None) -> dict[str, int]:
+    """Let every launcher do nothing but count here how often it is called."""
+    stub = Path(_device.__file__).with_name("_native.pyi")
+    counts = {
+        node.name: 0
+        for node in ast.parse(stub.read_text()).body
+        if isinstance(node, ast.FunctionDef)
+        and node.name not in NO_LAUNCH
+        and not node.name.endswith("_bytes")
+    }
+
+    def stand_in(name: str) -> Callable[..., None]:
+        def launcher(*_: Any, **__: Any) -> None:
+            counts[name] += 1
+
+        return launcher
+
+    for name in counts:
+        monkeypatch.setattr(_native, name, stand_in(name), raising=False)
+    return counts

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import render_results
-from bytebound_kernels import CudaError, DeviceInfo, bench
+from bytebound_kernels import CudaError, DeviceInfo, _native, bench
 from bytebound_kernels.bench import __main__ as command_line
+from bytebound_kernels.bench import small_ops
 from bytebound_kernels.bench.__main__ import main
 from bytebound_kernels.bench.groups import GROUPS, Group
 from bytebound_kernels.bench.memory import DeviceArray, _Device
@@ -148,6 +149,37 @@ def test_each_group_has_its_function(group: Group) -> None:
     )
     given = {"backend", "device", "samples", "read_gb_s"}
     assert {argument.arg for argument in function.args.args} <= given
+
+
+W4 = ("gate_up", "down", "in_proj", "out_proj", "lm_head")
+FIXED_NAMES = {
+    *(f"w4.{matrix}.percent_of_read" for matrix in W4),
+    *(f"w4.{matrix}.rows5_over_rows1" for matrix in W4),
+    "gdn_step.over_state_traffic",
+    "attention_32k_bf16.percent_of_read",
+}
+
+
+@pytest.mark.skipif(not _native.built_with_cuda, reason="this build has no CUDA code")
+def test_every_group_measures_what_the_results_are_looked_up_by(
+    monkeypatch: pytest.MonkeyPatch, launches: dict[str, int], fake_backend: Any
+) -> None:
+    """The groups with launchers that do nothing: their calls are accepted, their names are kept."""
+    monkeypatch.setattr(small_ops, "_VOCAB", 1000)  # whose logits are drawn one by one
+    given = {
+        "backend": fake_backend,
+        "device": DeviceInfo(0, "card 0", (9, 0), 132, 50 << 20, 80 << 30),
+        "samples": 2,
+        "read_gb_s": 3000.0,
+    }
+    # What is left out has tensors of PyTorch.
+    groups = [group for group in GROUPS if group.name not in ("prefill", "w4_matmul")]
+    metrics = [metric for group in groups for metric in group.measure(given)]
+    names = [metric.name for metric in metrics]
+    assert len(set(names)) == len(names)
+    assert set(names) >= FIXED_NAMES
+    assert all(len(metric.samples) == 2 and metric.samples[0] > 0 for metric in metrics)
+    assert len(table(metrics, 3000.0).splitlines()) == 1 + len(metrics)
 
 
 def test_a_device_array_is_contiguous_and_relocatable() -> None:
