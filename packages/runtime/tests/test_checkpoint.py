@@ -304,5 +304,5 @@ def test_shapes_are_refused_before_data_is_read(
 ) -> None:
     random_checkpoint(tmp_path)
     change_config(tmp_path, intermediate_size=97)
-    monkeypatch.setattr("bytebound.checkpoint.read_tensor", lambda *_: pytest.fail("data was read"))
+    monkeypatch.setattr("bytebound.reading.read_tensor", lambda *_: pytest.fail("data was read"))
     refused(tmp_path, "model.layers.0.mlp.gate_proj.weight", "[96, 64]", "[97, 64]")

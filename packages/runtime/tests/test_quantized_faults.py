@@ -302,7 +302,7 @@ def test_shapes_are_refused_before_data_is_read(
 ) -> None:
     compressed_folder(tmp_path)
     change_tensors(tmp_path, put("weight_scale", torch.ones(96, 1)))
-    monkeypatch.setattr("bytebound.checkpoint.read_tensor", lambda *_: pytest.fail("data was read"))
+    monkeypatch.setattr("bytebound.reading.read_tensor", lambda *_: pytest.fail("data was read"))
     refused(tmp_path, f"{UP}.weight_scale")
 
 

@@ -7,7 +7,7 @@ A matrix stored in 4 bits (``quantized.py``) becomes weights of that dtype as it
 at a time.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,7 +18,8 @@ from bytebound import tensor_names as names
 from bytebound.config import LayerType, ModelConfig
 from bytebound.errors import CheckpointError, InvalidSettingError
 from bytebound.quantized import PackedMatrix, find_packed
-from bytebound.shards import FLOATS, StoredTensor, open_shards, read_tensor, some
+from bytebound.reading import Progress, dequantized, read_weights
+from bytebound.shards import FLOATS, StoredTensor, open_shards, some
 from bytebound.tensor_names import Shape
 from bytebound.weights import (
     AttentionWeights,
@@ -30,7 +31,6 @@ from bytebound.weights import (
 )
 
 Tensors = Mapping[str, torch.Tensor]
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +101,13 @@ def load_checkpoint(
     if dtype not in FLOATS.values():
         raise InvalidSettingError(f"dtype is {dtype}; supported are bfloat16, float16 and float32")
     stored = read_headers(folder, config)
-    tensors, bytes_read = _read_all(stored, dtype, device, on_progress)
-    head = _head(folder, config, tensors, stored.prefix)
+    tensors = _read_all(stored, dtype, device, on_progress)
+    head = output_head(folder, config, tensors, stored.prefix)
     return Checkpoint(
         weights=_model(config, tensors, stored.prefix, head, stored.with_mtp),
         skipped=tuple(stored.skipped),
         files=stored.files,
-        bytes_read=bytes_read,
+        bytes_read=stored.num_bytes,
         packed=tuple(stored.packed),
         bits_per_weight=stored.bits_per_weight,
     )
@@ -209,80 +209,21 @@ def _read_all(
     dtype: torch.dtype,
     device: torch.device,
     on_progress: Progress | None,
-) -> tuple[dict[str, torch.Tensor], int]:
-    total = stored.num_bytes
-    done = 0
+) -> dict[str, torch.Tensor]:
+    def dtype_of(one: StoredTensor) -> torch.dtype:
+        return torch.float32 if one.name.endswith(names.FLOAT32_TAILS) else dtype
 
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        if on_progress is not None:
-            on_progress(done, total)
-
-    owners = {
-        part.name: (matrix, tail)
-        for matrix in stored.packed.values()
-        for tail, part in matrix.parts.items()
+    weights = read_weights(
+        stored.tensors, stored.packed, dtype_of=dtype_of, device=device, on_progress=on_progress
+    )
+    return {
+        name: weight if isinstance(weight, torch.Tensor) else dequantized(weight, dtype)
+        for name, weight in weights
     }
-    waiting: dict[str, dict[str, torch.Tensor]] = {}  # parts of matrices not complete yet
-    tensors: dict[str, torch.Tensor] = {}
-    for path in sorted({one.file for one in stored.tensors.values()}):
-        inside = sorted(
-            (one for one in stored.tensors.values() if one.file == path),
-            key=lambda one: one.offset,
-        )
-        try:
-            file = path.open("rb", buffering=0)
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
-        with file:
-            for one in inside:
-                tensor = read_tensor(one, file, advance)
-                if one.name not in owners:
-                    kept_dtype = torch.float32 if one.name.endswith(names.FLOAT32_TAILS) else dtype
-                    tensors[one.name] = _converted(one, tensor, kept_dtype, device)
-                    continue
-                matrix, tail = owners[one.name]
-                parts = waiting.setdefault(matrix.name, {})
-                parts[tail] = tensor.to(device)
-                if len(parts) == len(matrix.parts):
-                    tensors[matrix.name] = _dequantized(matrix, waiting.pop(matrix.name), dtype)
-    return tensors, done
 
 
-def _dequantized(matrix: PackedMatrix, parts: Tensors, dtype: torch.dtype) -> torch.Tensor:
-    result = matrix.matrix(parts).dequantize(dtype)
-    if not _all_finite(result):  # its scales are finite, so it is the product that is too large
-        raise CheckpointError(
-            f"{matrix.name} holds values beyond the range of {dtype}; load it as bfloat16 or "
-            "float32, or quantize it again"
-        )
-    return result
-
-
-def _converted(
-    stored: StoredTensor, tensor: torch.Tensor, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    result = tensor.to(device=device, dtype=dtype)
-    if not _all_finite(result):
-        if _all_finite(tensor):
-            raise CheckpointError(
-                f"{stored.file}: {stored.name} holds values beyond the range of {dtype}; "
-                "load it as bfloat16 or float32"
-            )
-        raise CheckpointError(
-            f"{stored.file}: {stored.name} holds NaN or infinite values; the file is damaged"
-        )
-    return result
-
-
-def _all_finite(tensor: torch.Tensor) -> bool:
-    # One pass and no temporary as large as the tensor; NaN wins over every other value.
-    low, high = torch.aminmax(tensor)
-    return bool(torch.isfinite(low) & torch.isfinite(high))
-
-
-def _head(folder: Path, config: ModelConfig, tensors: Tensors, prefix: str) -> torch.Tensor:
+def output_head(folder: Path, config: ModelConfig, tensors: Tensors, prefix: str) -> torch.Tensor:
+    """Return the head's matrix: the stored one, or the embedding, of which a tied one is a copy."""
     if not config.tie_word_embeddings:
         return tensors[names.HEAD]
     embedding = tensors[prefix + names.EMBEDDING]
