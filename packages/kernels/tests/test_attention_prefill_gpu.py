@@ -75,9 +75,10 @@ def check(args, assert_close, **more):
         for name in ("k_scale", "v_scale"):
             assert_close(name, twin[name][:, :end], args[name][:, :end], 1e-6)
             assert args[name][:, end:].isnan().all()
+            assert name == "k_scale" or torch.equal(twin[name][:, :end], args[name][:, :end])
     # A key comes from float32, so now and then it rounds to the neighbour. A value does not.
     limit = 5e-3 if "k_scale" in args else 1e-3
-    for name, most in (("k_cache", limit), ("v_cache", 2e-3 if "k_scale" in args else 0.0)):
+    for name, most in (("k_cache", limit), ("v_cache", 0.0)):
         assert_close(name, twin[name][:, :end].float(), args[name][:, :end].float(), most)
         assert args[name][:, end:].float().isnan().all(), f"{name} is written beyond the rows"
 
@@ -130,7 +131,7 @@ def test_the_cache_is_that_of_the_decode_op(cache, assert_close) -> None:
     """Rows that prefill appends and rows that decode appends have the same bits."""
     from bytebound_kernels import attention_decode, attention_decode_workspace_bytes
 
-    prefill = arguments(8, cache=cache, position=50)
+    prefill = arguments(8, cache=cache, position=50, capacity=72)  # decode wants a multiple of 4
     decode = copied(prefill)
     out = run(prefill)
     size = attention_decode_workspace_bytes(8, 6, decode["k_cache"].shape[1])

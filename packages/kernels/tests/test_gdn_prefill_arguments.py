@@ -126,7 +126,7 @@ def test_the_workspace_grows_with_the_tokens_and_holds_every_part() -> None:
         gdn_prefill_workspace_bytes(t, key_heads=16, value_heads=48) for t in (0, 1, 64, 65, 2048)
     ]
     assert sizes == sorted(sizes) and sizes[0] == 0
-    heads, gates, inverse = 2048 * 10240 * 2, 2 * 2048 * 48 * 4, 32 * 48 * 64 * 64 * 2
+    heads, gates, inverse = 2048 * 10240 * 2, 3 * 2048 * 48 * 4, 32 * 48 * 64 * 64 * 2
     assert sizes[-1] == heads + gates + inverse + 32 * 48 * 128 * 128 * 2
 
 

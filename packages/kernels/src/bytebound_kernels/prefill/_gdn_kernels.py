@@ -18,8 +18,11 @@ is left for the pass from chunk to chunk. Then, again for all chunks at once,
 
     qkv --heads--> q k v --systems--> G beta (I + A)^-1 --states--> S of every chunk, d --outputs-->
 
-Every exponent is a difference with the later sum first, so it is never positive. Tokens past the
-end have k = v = beta = g = 0 and change nothing.
+Every exponent is a difference with the later sum first, so it is never positive. The sums reach
+-64 * 104, where float32 keeps 4e-4 of an exponent; so they are formed in float64 and stored as a
+float32 G_high and the rest G_low, and a difference is (G_high[i] - G_high[j]) + (G_low[i] -
+G_low[j]). Where decay is left the first part is exact, or as small as its error is relative. Tokens
+past the end have k = v = beta = g = 0 and change nothing.
 
 Precision. Sums are float32. The operands of the tensor cores are float16 for activations of 16
 bits: its 11 bits of significand are what keeps the state within 1e-3, which bfloat16 cannot. q and
@@ -56,10 +59,16 @@ def _dot(b_a, b_b):
 
 
 @triton.jit
-def _decay(later, earlier):
-    """Return exp(later - earlier) for running sums of logs that do not rise."""
-    difference = later - earlier
+def _decay(later, later_low, earlier, earlier_low):
+    """Return exp(later - earlier) for running sums of logs, in two parts each, that do not rise."""
+    difference = (later - earlier) + (later_low - earlier_low)
     return tl.exp(tl.where(difference > 0.0, 0.0, difference))  # a NaN stays one
+
+
+@triton.jit
+def _earlier_and_later(b_x, n: tl.constexpr, w: tl.constexpr):
+    """Split [2 n w] into the first and the second block of width w of each of n pairs, [n, w]."""
+    return tl.split(tl.permute(tl.reshape(b_x, (n, 2, w)), (0, 2, 1)))
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -127,10 +136,13 @@ def _invert_unit_lower(b_a):
 
 
 @triton.jit
-def _couple(b_k, b_k_earlier, b_g, b_g_earlier, b_beta):
+def _couple(b_k, b_k_earlier, b_g, b_low, b_g_earlier, b_low_earlier, b_beta):
     """Return blocks [n, w, w] of A: beta[i] exp(G[i] - G[j]) (k[i] . k[j]), not yet masked."""
     b_dot = _dot(b_k, tl.permute(b_k_earlier, (0, 2, 1)))
-    return b_dot * _decay(b_g[:, :, None], b_g_earlier[:, None, :]) * b_beta[:, :, None]
+    b_decay = _decay(
+        b_g[:, :, None], b_low[:, :, None], b_g_earlier[:, None, :], b_low_earlier[:, None, :]
+    )
+    return b_dot * b_decay * b_beta[:, :, None]
 
 
 @triton.jit
@@ -146,9 +158,10 @@ def systems_kernel(
 ):  # fmt: skip
     """Compute the gates and (I + A)^-1: one program per chunk and value head.
 
-    heads [T, C], a and b [T, HV] -> log_decay and beta [chunks, HV, 64], inverse
-    [chunks, HV, 64, 64]. The four diagonal blocks of width 16 are inverted together, then joined to
-    two of width 32 and to one of 64, each time with the block of A between a pair:
+    heads [T, C], a and b [T, HV] -> log_decay [chunks, HV, 2, 64] (G_high, G_low), beta
+    [chunks, HV, 64] and inverse [chunks, HV, 64, 64]. The four diagonal blocks of width 16 are
+    inverted together, then joined to two of width 32 and to one of 64, each time with the block of
+    A between a pair:
 
         X0                                      X0
         .  X1                 X01               Y  X1
@@ -169,37 +182,42 @@ def systems_kernel(
     b_g = -tl.exp(tl.load(a_log + i_head).to(tl.float32)) * _softplus(b_a + bias)
     # Below -104 the decay is 0 in float32; larger sums would only cost the others their digits.
     b_g = tl.where(b_g < -104.0, -104.0, b_g)  # a NaN stays one
-    b_g = tl.cumsum(tl.where(valid, b_g, 0.0), 0)
+    b_sum = tl.cumsum(tl.where(valid, b_g, 0.0).to(tl.float64), 0)
+    b_g = b_sum.to(tl.float32)
+    b_low = (b_sum - b_g.to(tl.float64)).to(tl.float32)
     b_beta = tl.where(valid, 1.0 / (1.0 + tl.exp(-b_b)), 0.0)
-    tl.store(log_decay + i_system * 64 + o_i, b_g)
+    tl.store(log_decay + i_system * 128 + o_i, b_g)
+    tl.store(log_decay + i_system * 128 + 64 + o_i, b_low)
     tl.store(beta + i_system * 64 + o_i, b_beta)
 
     o_16, o_32 = tl.arange(0, 16), tl.arange(0, 32)
     lower = o_16[None, :, None] > o_16[None, None, :]
     b_k = _load_keys(keys, t0 + tl.arange(0, 4)[:, None] * 16 + o_16[None, :], T, C, K)
-    g16 = tl.reshape(b_g, (4, 16))
-    b_x = _couple(b_k, b_k, g16, g16, tl.reshape(b_beta, (4, 16)))
+    g16, low16 = tl.reshape(b_g, (4, 16)), tl.reshape(b_low, (4, 16))
+    b_x = _couple(b_k, b_k, g16, low16, g16, low16, tl.reshape(b_beta, (4, 16)))
     b_x = _invert_unit_lower(tl.where(lower, b_x, 0.0))
 
     # Of every pair of blocks the earlier one and the later one.
-    g_earlier, g_later = tl.split(tl.permute(tl.reshape(b_g, (2, 2, 16)), (0, 2, 1)))
-    _, beta_later = tl.split(tl.permute(tl.reshape(b_beta, (2, 2, 16)), (0, 2, 1)))
+    g_earlier, g_later = _earlier_and_later(b_g, 2, 16)
+    low_earlier, low_later = _earlier_and_later(b_low, 2, 16)
+    _, beta_later = _earlier_and_later(b_beta, 2, 16)
     x_earlier, x_later = tl.split(tl.permute(tl.reshape(b_x, (2, 2, 16, 16)), (0, 2, 3, 1)))
     o_pair = t0 + tl.arange(0, 2)[:, None] * 32 + o_16[None, :]
     k_earlier = _load_keys(keys, o_pair, T, C, K)
     k_later = _load_keys(keys, o_pair + 16, T, C, K)
-    b_y = _couple(k_later, k_earlier, g_later, g_earlier, beta_later)
+    b_y = _couple(k_later, k_earlier, g_later, low_later, g_earlier, low_earlier, beta_later)
     b_y = -_dot(x_later, _dot(b_y, x_earlier))
     top = tl.join(x_earlier, tl.zeros((2, 16, 16), tl.float32))
     b_x = tl.join(top, tl.join(b_y, x_later))  # [pair, i, j, column, row] of blocks
     b_x = tl.reshape(tl.permute(b_x, (0, 4, 1, 3, 2)), (2, 32, 32))
 
-    g_earlier, g_later = tl.split(tl.permute(tl.reshape(b_g, (1, 2, 32)), (0, 2, 1)))
-    _, beta_later = tl.split(tl.permute(tl.reshape(b_beta, (1, 2, 32)), (0, 2, 1)))
+    g_earlier, g_later = _earlier_and_later(b_g, 1, 32)
+    low_earlier, low_later = _earlier_and_later(b_low, 1, 32)
+    _, beta_later = _earlier_and_later(b_beta, 1, 32)
     x_earlier, x_later = tl.split(tl.permute(tl.reshape(b_x, (1, 2, 32, 32)), (0, 2, 3, 1)))
     k_earlier = _load_keys(keys, t0 + o_32[None, :], T, C, K)
     k_later = _load_keys(keys, t0 + 32 + o_32[None, :], T, C, K)
-    b_y = _couple(k_later, k_earlier, g_later, g_earlier, beta_later)
+    b_y = _couple(k_later, k_earlier, g_later, low_later, g_earlier, low_earlier, beta_later)
     b_y = -_dot(x_later, _dot(b_y, x_earlier))
 
     dtype = inverse.dtype.element_ty
@@ -238,10 +256,12 @@ def states_kernel(
         valid = o_t[:, None] < T
         b_k = tl.load(p_keys + o_row, mask=valid, other=0.0)
         b_v = tl.load(p_values + o_row, mask=valid, other=0.0).to(tl.float32)
-        b_g = tl.load(log_decay + i_system * 64 + o_i)
+        b_g = tl.load(log_decay + i_system * 128 + o_i)
+        b_low = tl.load(log_decay + i_system * 128 + 64 + o_i)
         b_beta = tl.load(beta + i_system * 64 + o_i)
         b_inverse = tl.load(inverse + i_system * 4096 + o_i[:, None] * 64 + o_i[None, :])
-        total = tl.load(log_decay + i_system * 64 + 63)
+        total = tl.load(log_decay + i_system * 128 + 63)
+        total_low = tl.load(log_decay + i_system * 128 + 127)
 
         b_s_operand = b_s.to(dtype)
         tl.store(states + i_system * K * V + o_state, b_s_operand)
@@ -249,7 +269,7 @@ def states_kernel(
         b_d = b_beta[:, None] * (b_v - tl.exp(b_g)[:, None] * b_predicted)
         b_d = _dot(b_inverse, b_d.to(dtype))
         tl.store(p_values + o_row, b_d.to(dtype), mask=valid)
-        b_d = _decay(total, b_g)[:, None] * b_d
+        b_d = _decay(total, total_low, b_g, b_low)[:, None] * b_d
         b_s = b_s * tl.exp(total) + _dot(tl.trans(b_k), b_d.to(dtype))
     tl.store(p_state, b_s)
 
@@ -282,9 +302,10 @@ def outputs_kernel(
         b_s = tl.load(p_states + o_k[:, None] * V)
         b_o += _dot(b_q, b_s)
         b_pair += _dot(b_q, tl.trans(b_k))
-    b_g = tl.load(log_decay + i_system * 64 + o_i)
+    b_g = tl.load(log_decay + i_system * 128 + o_i)
+    b_low = tl.load(log_decay + i_system * 128 + 64 + o_i)
     b_o *= tl.exp(b_g)[:, None]
-    b_pair *= _decay(b_g[:, None], b_g[None, :])
+    b_pair *= _decay(b_g[:, None], b_low[:, None], b_g[None, :], b_low[None, :])
     b_pair = tl.where(o_i[:, None] >= o_i[None, :], b_pair, 0.0)
     b_d = tl.load(p_row + 2 * H * K + i_head * V + o_v[None, :], mask=valid, other=0.0)
     b_o += _dot(b_pair.to(b_d.dtype), b_d)

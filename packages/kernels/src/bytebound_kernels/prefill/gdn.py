@@ -65,7 +65,7 @@ def _workspace_parts(
     systems = -(-tokens // CHUNK) * value_heads
     return [
         (tokens * (2 * key_heads + value_heads) * head_dim, operand),
-        (systems * CHUNK, torch.float32),
+        (systems * 2 * CHUNK, torch.float32),
         (systems * CHUNK, torch.float32),
         (systems * CHUNK * CHUNK, operand),
         (systems * head_dim * head_dim, operand),
@@ -129,7 +129,12 @@ def gdn_prefill(
     float32 ones; all sums are float32. State and output (before its rounding) stay within 1e-3
     relative RMS error of the step form in float64, within 1e-5 for float32. The result depends on
     where a prompt is split into passes, within the same tolerance; the same pass has the same bits
-    in every run. A NaN stays in its head, where it takes its chunk of 64 tokens and what follows.
+    in every run.
+
+    What is not finite stays in the heads that read it: a row of z in its own row, a row of q in the
+    4 rows that the convolution gives it to, and one of k, v, a or b takes all of the chunk that it
+    falls into, earlier rows included, and what follows. Chunks are the runs of 64 tokens from the
+    start of a pass; those before that chunk keep their bits.
 
     Triton compiles at the first call for a combination of dtypes, head counts and alignments, which
     a stream capture does not allow: make one such call before it. T is no part of it.
@@ -188,12 +193,12 @@ def gdn_prefill(
 
     dims["HV"] = value_heads
     systems = (value_heads, triton.cdiv(tokens, CHUNK))
+    wide = qkv.dtype == torch.float32
     systems_kernel[systems](
         heads, a, b, a_log, dt_bias, log_decay, beta, inverse, tokens, s_a, s_b,
-        **dims, num_warps=4,
+        **dims, num_warps=8 if wide else 4,
     )  # fmt: skip
     # What keeps a block below 99 KiB of shared memory.
-    wide = qkv.dtype == torch.float32
     stages, bk = (1, min(32, head_dim)) if wide else (3, min(64, head_dim))
     bv = min(_BV, head_dim)
     dims["V"] = head_dim

@@ -33,7 +33,10 @@ def _append(cache: Any, scales: Any, rows: Any, position: int) -> None:
     if scales is None:
         cache[:, where] = rows.to(cache.dtype)
         return
-    scale = rows.abs().amax(-1).float() / _LARGEST_FLOAT8
+    # By a tensor: on CUDA, PyTorch replaces the division by a number by a product with 1 / 448,
+    # rounded, which gives most scales another last bit and moves quotients halfway between bytes.
+    largest = rows.abs().amax(-1).float()
+    scale = largest / torch.full_like(largest, _LARGEST_FLOAT8)
     finite = rows.isfinite().all(-1)
     divisor = torch.where(finite & (scale > 0), scale, torch.ones_like(scale)).to(rows.dtype)
     scaled = torch.where(finite[..., None], rows / divisor[..., None], torch.zeros_like(rows))
