@@ -31,10 +31,10 @@ constexpr int kItems = 2;  // row blocks of a tile
 constexpr int kRows = kItems * kItemRows;
 constexpr int kWarpTiles = 2;  // of 16 weight rows, of a warp
 constexpr int kWarpRows = kWarpTiles * kTileRows;
-constexpr int kRowWarps = kRows / kWarpRows;      // warps along the weight rows
-constexpr int kXRowBytes = kGroup * 2;            // one activation row of a unit
+constexpr int kRowWarps = kRows / kWarpRows;  // warps along the weight rows
+constexpr int kXRowBytes = kGroup * 2;        // one activation row of a unit
 constexpr int kXRowChunks = kXRowBytes / 16;
-constexpr int kPartPitch = kWarpRows + 4;         // floats: no bank meets twice
+constexpr int kPartPitch = kWarpRows + 4;                 // floats: no bank meets twice
 constexpr int kPartBytes = kMmaColumns * kPartPitch * 4;  // of a warp, to turn sums into rows
 constexpr int kMaxItemBytes = item_bytes(true);
 
@@ -65,7 +65,7 @@ struct Task {
   void* p_out;
   const void* p_residual;
   float4* p_parts;  // [block][part][thread]
-  int* p_flags;     // [block]: 1 as long as a part waits to be taken
+  int* p_flags;     // [block]: 0 as long as a part waits to be taken, else -1
   std::int64_t x_row_stride;
   std::int64_t out_row_stride;
   std::int64_t residual_row_stride;
@@ -106,8 +106,9 @@ class Units {
 
   __device__ __forceinline__ int count() const { return count_; }
   __device__ __forceinline__ int at(int i) const {
-    return i < num_tail_ ? tail_ + i
-                         : i < num_ahead_ ? whole_ + i - num_tail_ : start_ + i - num_ahead_;
+    return i < num_tail_    ? tail_ + i
+           : i < num_ahead_ ? whole_ + i - num_tail_
+                            : start_ + i - num_ahead_;
   }
   // The first unit of a block.
   __device__ __forceinline__ int start_of(unsigned i_block) const {
@@ -126,15 +127,15 @@ class Units {
 };
 
 __device__ __forceinline__ void set_flag(int* p) {
-  asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(p) : "memory");
+  asm volatile("st.release.gpu.global.s32 [%0], 0;" ::"l"(p) : "memory");
 }
 
 __device__ __forceinline__ void take_flag(int* p) {
   int value;
   do {
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
-  } while (value == 0);
-  *p = 0;
+  } while (value != 0);
+  *p = -1;
 }
 
 template <typename S>
@@ -193,8 +194,8 @@ __device__ __forceinline__ void multiply(const Task& task, const char* p_stage, 
   const int i_half = i_warp % kRowWarps % 2;  // of the item
   const char* p_item = p_stage + S::kXBytes + i_warp % kRowWarps / 2 * kMaxItemBytes;
   const char* p_words = p_item + i_half * (kWordBytes / 2) + i_lane * 16;
-  const char* p_x = p_stage + (i_warp / kRowWarps * S::kN * kMmaColumns + i_quad) * kXRowBytes +
-                    i_lane % 4 * 16;
+  const char* p_x =
+      p_stage + (i_warp / kRowWarps * S::kN * kMmaColumns + i_quad) * kXRowBytes + i_lane % 4 * 16;
   const int odd = i_quad % 2 * 64;
 
   const auto scales =
@@ -273,7 +274,7 @@ __device__ __forceinline__ void send_part(const Task& task, const Sums<S>& sums)
   for (int t = 0; t < kWarpTiles; ++t) {
 #pragma unroll
     for (int i_n = 0; i_n < S::kN; ++i_n) {
-      const float(&s)[4] = sums[t][i_n];
+      const float (&s)[4] = sums[t][i_n];
       p[(t * S::kN + i_n) * S::kThreads] = make_float4(s[0], s[1], s[2], s[3]);
     }
   }
@@ -354,8 +355,8 @@ __device__ __forceinline__ void put_tile(const Task& task,
   const int o_feature = i_lane % row_lanes * kChunk;
   const int i_feature =
       (i_tile / task.num_columns * kRowWarps + i_warp % kRowWarps) * warp_features + o_feature;
-  const int i_column = i_tile % task.num_columns * S::kColumns +
-                       i_warp / kRowWarps * S::kN * kMmaColumns + i_row;
+  const int i_column =
+      i_tile % task.num_columns * S::kColumns + i_warp / kRowWarps * S::kN * kMmaColumns + i_row;
   float* p_to = p_part + i_lane % 4 * 2 * kPartPitch + i_lane / 4;
   const float* p_from = p_part + i_row * kPartPitch + o_feature;
 #pragma unroll

@@ -33,8 +33,8 @@ struct W4MatmulParams {
 constexpr int kMatmulBlocksPerSm = 4;               // at most
 constexpr std::int64_t kMatmulPartBytes = 1 << 16;  // sums that the blocks of one SM may send
 
-// Bytes of scratch. The first launch must find the first kMatmulBlocksPerSm * num_sms ints of it
-// zero; each launch leaves them so. One stream at a time.
+// Bytes of scratch. The first launch must find all bits set in the first kMatmulBlocksPerSm *
+// num_sms ints of it; each launch leaves them so. One stream at a time.
 constexpr std::int64_t w4_matmul_workspace_bytes(std::int64_t num_sms) {
   return num_sms * (kMatmulPartBytes + kMatmulBlocksPerSm * 4);
 }

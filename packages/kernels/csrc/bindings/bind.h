@@ -36,7 +36,9 @@ void bind_rms_norm(pybind11::module_& m);
 void bind_sample(pybind11::module_& m);
 void bind_speculative_accept(pybind11::module_& m);
 void bind_speculative_sample(pybind11::module_& m);
+void bind_w4_matmul(pybind11::module_& m);
 void bind_w4_matvec(pybind11::module_& m);
 void bind_w4_pack(pybind11::module_& m);
+void bind_w4_unpack(pybind11::module_& m);
 
 }  // namespace bytebound

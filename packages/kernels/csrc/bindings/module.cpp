@@ -98,8 +98,10 @@ PYBIND11_MODULE(_native, m) {
   bind_sample(m);
   bind_speculative_accept(m);
   bind_speculative_sample(m);
+  bind_w4_matmul(m);
   bind_w4_matvec(m);
   bind_w4_pack(m);
+  bind_w4_unpack(m);
 #else
   m.attr("built_with_cuda") = false;
 #endif

@@ -49,7 +49,9 @@ from bytebound_kernels.ops.speculative_sample import (
     speculative_sample,
     speculative_sample_workspace_bytes,
 )
+from bytebound_kernels.ops.w4_matmul import w4_matmul, w4_matmul_workspace_bytes
 from bytebound_kernels.ops.w4_matvec import PackedW4, w4_matvec, w4_pack, w4_packed_bytes
+from bytebound_kernels.ops.w4_unpack import w4_unpack
 
 __all__ = [
     "ABI_VERSION",
@@ -95,7 +97,10 @@ __all__ = [
     "speculative_accept",
     "speculative_sample",
     "speculative_sample_workspace_bytes",
+    "w4_matmul",
+    "w4_matmul_workspace_bytes",
     "w4_matvec",
     "w4_pack",
     "w4_packed_bytes",
+    "w4_unpack",
 ]

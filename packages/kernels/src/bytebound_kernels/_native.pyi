@@ -265,6 +265,29 @@ def l2_persist(  # returns the bytes that are set aside
 ) -> int: ...
 def l2_persist_reset(stream: int) -> None: ...
 def matvec_workspace_bytes(num_blocks: int) -> int: ...
+def w4_matmul_workspace_bytes(num_sms: int) -> int: ...
+def w4_matmul(
+    weight: int,
+    x: int,
+    out: int,
+    residual: int,
+    workspace: int,
+    *,
+    x_row_stride: int,
+    out_row_stride: int,
+    residual_row_stride: int,
+    rows: int,
+    n: int,
+    k: int,
+    num_sms: int,
+    x_dtype: int,
+    scale_dtype: int,
+    asymmetric: bool,
+    float_out: bool,
+    epilogue: int,
+    device: int,
+    stream: int,
+) -> None: ...
 def w4_matvec(
     weight: int,
     x: int,
@@ -298,6 +321,20 @@ def w4_pack(
     items_rows: int,
     first_row: int,
     part: int,
+    device: int,
+    stream: int,
+) -> None: ...
+def w4_unpack(
+    weight: int,
+    out: int,
+    *,
+    out_row_stride: int,
+    n: int,
+    k: int,
+    out_dtype: int,
+    scale_dtype: int,
+    asymmetric: bool,
+    interleaved: bool,
     device: int,
     stream: int,
 ) -> None: ...

@@ -1,0 +1,46 @@
+#include "../w4_matmul.h"
+
+#include "bind.h"
+
+namespace bytebound {
+
+namespace py = pybind11;
+using namespace pybind11::literals;
+
+void bind_w4_matmul(py::module_& m) {
+  m.def("w4_matmul_workspace_bytes", &w4_matmul_workspace_bytes, "num_sms"_a);
+  m.def(
+      "w4_matmul",
+      [](Address weight, Address x, Address out, Address residual, Address workspace,
+         std::int64_t x_row_stride, std::int64_t out_row_stride, std::int64_t residual_row_stride,
+         std::int64_t rows, std::int64_t n, std::int64_t k, int num_sms, int x_dtype,
+         int scale_dtype, bool asymmetric, bool float_out, int epilogue, int device,
+         Address stream) {
+        const W4MatmulParams params = {pointer<const void>(weight),
+                                       pointer<const void>(x),
+                                       pointer<void>(out),
+                                       pointer<const void>(residual),
+                                       pointer<void>(workspace),
+                                       x_row_stride,
+                                       out_row_stride,
+                                       residual_row_stride,
+                                       rows,
+                                       n,
+                                       k,
+                                       num_sms,
+                                       static_cast<DType>(x_dtype),
+                                       static_cast<DType>(scale_dtype),
+                                       asymmetric,
+                                       float_out,
+                                       static_cast<MatvecEpilogue>(epilogue),
+                                       device};
+        raise_if_failed(w4_matmul(params, stream_of(stream)), "w4_matmul",
+                        {{"M", rows}, {"N", n}, {"K", k}, {"device", device}});
+      },
+      "weight"_a, "x"_a, "out"_a, "residual"_a, "workspace"_a, py::kw_only(), "x_row_stride"_a,
+      "out_row_stride"_a, "residual_row_stride"_a, "rows"_a, "n"_a, "k"_a, "num_sms"_a, "x_dtype"_a,
+      "scale_dtype"_a, "asymmetric"_a, "float_out"_a, "epilogue"_a, "device"_a, "stream"_a,
+      Unlocked());
+}
+
+}  // namespace bytebound
