@@ -9,6 +9,7 @@ from bytebound.names import resolve_model
 from bytebound_quant.cli import main
 
 from .small import checkpoint, contents, read_json
+from .test_output import full_disk
 
 TEXT = "\n".join(f"Line {i} counts {i * i} and {i * 7919 % 1000} sheep." for i in range(600))
 
@@ -61,6 +62,37 @@ def test_gptq_twice(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     report = read_json(tmp_path / "one" / "quantization_report.json")
     assert report["calibration"]["samples"] == 4
     assert report["options"]["act_order"] is False
+
+
+def test_calibration_by_a_bare_path(source: Path, tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"text": line}) + "\n" for line in TEXT.splitlines())
+    (tmp_path / "calibration.jsonl").write_text(rows, encoding="utf-8")
+    path = tmp_path / "calibration.jsonl"
+    for name, spec in (("one", path), ("two", f"jsonl:{path}")):
+        assert run("gptq", source, tmp_path / name, "--calib", spec, *GPTQ) == 0
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_a_disk_that_fills_up_midway(
+    source: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = ("gptq", source, tmp_path / "out", "--calib", tmp_path / "calibration.txt", *GPTQ)
+    assert run(*command[:2], tmp_path / "whole", *command[3:]) == 0
+    capsys.readouterr()
+    first = min((tmp_path / "whole").glob("model-*"))
+    with monkeypatch.context() as patch:
+        full_disk(patch, first.stat().st_size + 10_000)
+        assert run(*command) == 2
+    # The bar may have drawn before the message.
+    assert "no space left on the disk" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+    assert list((tmp_path / "out.partial").glob("model-*"))
+    assert run("inspect", tmp_path / "out.partial") == 2
+    assert run(*command) == 0
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -119,6 +151,7 @@ def test_wrong_options(
         (("--window", 100_000), "shorter than the window"),
         (("--damping", -1.0), "damping"),
         (("--dtype", "float8"), "--dtype 'float8': expected one of"),
+        (("--calib", Path(__file__)), "its ending does not say what it holds; write text:"),
         (("--calib", "nothing.txt"), "'nothing.txt' is not understood: there is no such file"),
     ],
     ids=lambda value: str(value[0]) if isinstance(value, tuple) else "",

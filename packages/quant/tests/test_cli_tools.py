@@ -65,8 +65,10 @@ def test_draft_vocab_as_json(run: Run, model: Path, tmp_path: Path) -> None:
 
 def test_draft_vocab_mistakes(run: Run, model: Path, tmp_path: Path) -> None:
     corpus = f"text:{tmp_path}/corpus.txt"
+    (tmp_path / "corpus.md").write_text(story(200))
     cases = [
         (["--corpus", "notes.txt", "--size", 300], "not understood"),
+        (["--corpus", f"{tmp_path}/corpus.md", "--size", 300], "its ending does not say"),
         (["--corpus", corpus, "--size", 3], "size is 3"),
         (["--corpus", f"text:{HELDOUT}", "--size", 300], "held-out text"),
         (["--corpus", corpus, "--size", 300, "--plot", "x.txt"], ".svg"),
@@ -76,6 +78,33 @@ def test_draft_vocab_mistakes(run: Run, model: Path, tmp_path: Path) -> None:
     for arguments, message in cases:
         assert message in one_line(run("draft-vocab", model, *arguments))
     assert not (model / "draft_vocab.safetensors").exists()
+
+
+def test_a_corpus_by_its_bare_path(run: Run, model: Path, tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"text": line}) + "\n" for line in story(200).splitlines())
+    (tmp_path / "corpus.jsonl").write_text(rows)
+    for name, kind in (("corpus.txt", "text"), ("corpus.jsonl", "jsonl")):
+        files = []
+        for prefix in ("", f"{kind}:"):
+            files.append(tmp_path / f"{kind}{len(prefix)}.safetensors")
+            corpus = f"{prefix}{tmp_path / name}"
+            done = run("draft-vocab", model, "--corpus", corpus, "--size", 300, "-o", files[-1])
+            assert done.code == 0, done.err
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_vocabulary_that_does_not_match_the_model(run: Run, tmp_path: Path) -> None:
+    model = tmp_path / "narrow"
+    runtime_helper("checkpoints").random_checkpoint(model, vocab_size=64)
+    runtime_helper("conftest").write_tokenizer(model)
+    (tmp_path / "corpus.txt").write_text(story(200))
+    done = run("draft-vocab", model, "--corpus", tmp_path / "corpus.txt", "--size", 60)
+    assert "the model's vocabulary has 64 ids" in one_line(done)
+    assert not list(model.glob("draft_vocab*"))
+    given = ("--calib", tmp_path / "corpus.txt", "--samples", 2, "--window", 32)
+    done = run("gptq", model, tmp_path / "out", *given, "--group-size", 32, "--device", "cpu")
+    assert "the model's vocabulary has 64 ids" in one_line(done)
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_draft_vocab_needs_a_tokenizer(run: Run, plain_folder: Path) -> None:

@@ -11,7 +11,10 @@ from bytebound_quant.cli.errors import UsageError, one_line
 if TYPE_CHECKING:
     import torch
 
-SPECIFICATION = "KIND:PATH[@[CONFIG/]SPLIT][#FIELD], KIND being text, jsonl or datasets; repeatable"
+SPECIFICATION = (
+    "a .txt or .jsonl file, or KIND:PATH[@[CONFIG/]SPLIT][#FIELD], KIND being text, jsonl or "
+    "datasets; repeatable"
+)
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 TABLE_SIZES = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 256_000)
 
@@ -45,14 +48,14 @@ def draft_vocab(
     from bytebound.text.tokenizer import load_tokenizer
 
     from bytebound_quant import draft_vocab as vocabularies
-    from bytebound_quant.text_sources import parse_source
+    from bytebound_quant.cli.running import text_sources
 
     folder = resolve_model(model)
     config = ModelConfig.from_folder(folder)
     tokenizer = load_tokenizer(folder)
     if tokenizer is None:
         raise UsageError(f"{folder} holds no tokenizer; a draft vocabulary is counted in its ids")
-    sources = [parse_source(one) for one in corpus]
+    sources = text_sources(corpus)
     counts = vocabularies.count_tokens(
         sources, tokenizer, vocab_size=config.vocab_size, chat_template=chat_template
     )

@@ -17,7 +17,7 @@ def gptq(
         list[str],
         typer.Option(
             metavar="FILE",
-            help="Text or JSONL file, or KIND:PATH[@[CONFIG/]SPLIT][#FIELD][=WEIGHT] with KIND "
+            help="A .txt or .jsonl file, or KIND:PATH[@[CONFIG/]SPLIT][#FIELD][=WEIGHT] with KIND "
             "text, jsonl or datasets; repeat to mix by weight.",
         ),
     ],
@@ -78,7 +78,7 @@ def gptq(
     from bytebound.text.tokenizer import load_tokenizer
 
     from bytebound_quant.calibration import load_calibration
-    from bytebound_quant.cli.running import calibration_sources, run_job
+    from bytebound_quant.cli.running import run_job, text_sources
     from bytebound_quant.errors import SourceError
     from bytebound_quant.gptq_job import CalibrationWindows, GptqMethod
     from bytebound_quant.grid import Scheme
@@ -106,7 +106,7 @@ def gptq(
             "use 'bytebound-quant rtn'"
         )
     calibration = load_calibration(
-        calibration_sources(calib),
+        text_sources(calib),
         tokenizer,
         window=window,
         samples=samples,

@@ -30,18 +30,26 @@ def run_job(job: Job, *, json_: bool, every_tensor: bool) -> int:
     return OK
 
 
-def calibration_sources(specs: Sequence[str]) -> list[CalibrationSource]:
+KIND_OF = {".txt": "text", ".jsonl": "jsonl"}  # what the ending of a bare path says
+
+
+def text_sources(specs: Sequence[str]) -> list[CalibrationSource]:
     """Sources as given; the bare path of a file is one too, of the kind that its ending says."""
     sources = []
     for spec in specs:
-        if Path(spec).expanduser().is_file():
-            kind = "jsonl" if spec.endswith((".jsonl", ".ndjson")) else "text"
-            sources.append(CalibrationSource(kind=kind, path=spec))
-        elif ":" not in spec:
+        kind = KIND_OF.get(Path(spec).suffix.lower())
+        if not Path(spec).expanduser().is_file():
+            if ":" not in spec:
+                raise CalibrationError(
+                    f"text source {spec!r} is not understood: there is no such file; "
+                    f"for anything else write {SPEC_HELP}"
+                )
+            sources.append(parse_source(spec))
+        elif kind is None:
             raise CalibrationError(
-                f"calibration source {spec!r} is not understood: there is no such file; "
-                f"for anything else write {SPEC_HELP}"
+                f"text source {spec!r}: its ending does not say what it holds; "
+                f"write text:{spec} or jsonl:{spec}"
             )
         else:
-            sources.append(parse_source(spec))
+            sources.append(CalibrationSource(kind=kind, path=spec))
     return sources
