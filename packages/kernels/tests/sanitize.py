@@ -25,6 +25,7 @@ from bytebound_kernels import (
 from bytebound_kernels.bench.memory import CupyBackend, DeviceArray, TorchBackend, device_array
 from sanitize_dense_matvec import run_dense_matvec
 from sanitize_small_ops import run_small_ops
+from sanitize_w4_matmul import run_w4_matmul
 from sanitize_w4_matvec import run_w4_matvec
 
 WIDTHS = (1, 3, 8, 127, 256, 1000, 8200, 17408)
@@ -174,6 +175,7 @@ RUNS: dict[str, Callable[[CupyBackend | TorchBackend], int]] = {
     "attention_decode": run_attention_decode,
     "dense_matvec": run_dense_matvec,
     "w4_matvec": run_w4_matvec,
+    "w4_matmul": run_w4_matmul,
     "small_ops": run_small_ops,
     "prefill": run_prefill,
 }

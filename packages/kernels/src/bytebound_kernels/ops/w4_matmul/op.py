@@ -52,8 +52,8 @@ def w4_matmul(
         y[m, n] = sum_k x[m, k] * scale[n, k // 128] * (code[n, k] - zero[n, k // 128])
         out = y;  residual + y;  or, for an interleaved weight, silu(y_gate) * y_up
 
-    Meant for the rows of a prompt: up to 8 rows w4_matvec is faster; beyond some hundred rows so are
-    w4_unpack and a library's product, where there is memory for the unpacked matrix.
+    Meant for the rows of a prompt: up to 8 rows w4_matvec is faster; beyond some hundred rows so
+    are w4_unpack and a library's product, where there is memory for the unpacked matrix.
 
     Args:
         x: [M, K], float16 or bfloat16; rows at any one distance, aligned to 16 bytes.

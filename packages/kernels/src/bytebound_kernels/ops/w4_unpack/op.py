@@ -26,8 +26,8 @@ def w4_unpack(weight: PackedW4, *, out: TensorT, stream: Any = None) -> TensorT:
 
     Args:
         weight: [N, K] in packed form.
-        out: [N, K], float16 or bfloat16; [2 N, K] for an interleaved weight, the rows of gate before
-            those of up. Rows at any one distance, aligned to 16 bytes.
+        out: [N, K], float16 or bfloat16; [2 N, K] for an interleaved weight, the rows of gate
+            before those of up. Rows at any one distance, aligned to 16 bytes.
         stream: a stream handle as an integer, or a PyTorch or CuPy stream. None: the stream that is
             current in the framework of out.
 
