@@ -109,17 +109,19 @@ def test_rows_apart(assert_close) -> None:
     assert_close("out", expected, attention_prefill(**args), 1e-3)
 
 
-def test_a_row_that_is_not_finite_reaches_no_other_head() -> None:
-    for cache in ("float16", "float8_e4m3fn"):
-        args = arguments(18, cache=cache, nh=4, nkv=2)
-        clean = attention_prefill(**copied(args)).view(18, 4, _DH)
-        args["k"][16, 5] = float("inf")  # kv head 0
-        out = attention_prefill(**args).view(18, 4, _DH)
-        assert torch.equal(out[:, 2:], clean[:, 2:])
-        assert torch.equal(out[:16, :2], clean[:16, :2])
-        assert out[16:, :2].isnan().any(-1).all()
-        if cache == "float8_e4m3fn":
-            assert args["k_scale"][0, 16].isnan() and args["k_scale"][1, :18].isfinite().all()
+@pytest.mark.parametrize("name", ["k", "v"])
+@pytest.mark.parametrize("cache", ["float16", "float8_e4m3fn"])
+def test_what_is_not_finite_reaches_no_earlier_row_and_no_other_head(cache, name) -> None:
+    args = arguments(18, cache=cache, nh=4, nkv=2, position=5)
+    clean = attention_prefill(**copied(args)).view(18, 4, _DH)
+    args[name][7, 5] = float("inf")  # kv head 0
+    out = attention_prefill(**args).view(18, 4, _DH)
+    assert torch.equal(out[:, 2:], clean[:, 2:])
+    assert torch.equal(out[:7, :2], clean[:7, :2])
+    assert not out[7:, :2].isfinite().all(-1).any()
+    if cache == "float8_e4m3fn":
+        scale = args[f"{name}_scale"]
+        assert scale[0, 12].isnan() and scale[1, :23].isfinite().all()
 
 
 @triton.jit

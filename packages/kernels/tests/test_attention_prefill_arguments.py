@@ -120,6 +120,6 @@ def test_refuses_with_a_float8_cache(case) -> None:
         attention_prefill(**float8_arguments(**changes))
 
 
-def test_the_workspace_holds_q() -> None:
+def test_the_workspace_holds_q_and_marks() -> None:
     assert attention_prefill_workspace_bytes(0, 24) == 0
-    assert attention_prefill_workspace_bytes(2048, 24) == 2048 * 24 * 256 * 2
+    assert attention_prefill_workspace_bytes(2048, 24) == 2048 * 24 * (256 * 2 + 1)

@@ -150,15 +150,30 @@ def test_the_cache_is_that_of_the_decode_op(cache, assert_close) -> None:
     assert_close("k_cache", *keys, 5e-3 if cache == "float8_e4m3fn" else 1e-3)
 
 
+@pytest.mark.parametrize("value", ["inf", "nan"])
+@pytest.mark.parametrize("name", ["k", "v"])
+@pytest.mark.parametrize("position", [0, 77], ids=lambda p: f"p{p}")
 @pytest.mark.parametrize("cache", ["bfloat16", "float8_e4m3fn"])
-def test_a_row_that_is_not_finite_reaches_no_other_head(cache) -> None:
-    args = arguments(300, cache=cache)
+def test_what_is_not_finite_reaches_no_earlier_row_and_no_other_head(
+    cache, position, name, value
+) -> None:
+    args = arguments(300, cache=cache, position=position)
     clean = run(copied(args)).view(300, 6, DH)
-    args["k"][200, 5] = float("nan")  # kv head 0
+    args[name][200, 5] = float(value)  # kv head 0
     out = run(args).view(300, 6, DH)
     assert same_bits(out[:, 3:], clean[:, 3:])
     assert same_bits(out[:200, :3], clean[:200, :3])
-    assert out[200:, :3].isnan().any(-1).all()
+    assert not out[200:, :3].isfinite().all(-1).any()
+
+
+def test_a_value_too_large_for_the_cache_reaches_no_earlier_row() -> None:
+    args = arguments(300, cache="float16")
+    clean = run(copied(args)).view(300, 6, DH)
+    args["v"][200, 5] = 1e30  # infinite in float16
+    out = run(args).view(300, 6, DH)
+    assert same_bits(out[:, 3:], clean[:, 3:])
+    assert same_bits(out[:200, :3], clean[:200, :3])
+    assert not out[200:, :3].isfinite().all(-1).any()
 
 
 def test_repeats_its_bits() -> None:

@@ -74,13 +74,14 @@ def _norm_and_turn(x, o_row, mask, weight, inv_freq, o_t, eps, DH: tl.constexpr,
 
 @triton.jit(do_not_specialize=["T", "position", "NH", "NKV", "s_scale"])
 def append_kernel(
-    q_gate, k, v, q_norm, k_norm, inv_freq, q, k_cache, v_cache, k_scale, v_scale,
+    q_gate, k, v, q_norm, k_norm, inv_freq, q, k_cache, v_cache, k_scale, v_scale, bad_v,
     T, position, NH, NKV, s_q_gate, s_k, s_v, s_cache, s_scale, eps,
     DH: tl.constexpr, N: tl.constexpr, BT: tl.constexpr, FLOAT8: tl.constexpr,
 ):  # fmt: skip
     """Prepare q [T, NH, DH] and extend the cache: one program per BT rows and head of q, k or v.
 
-    s_cache and s_scale are the distances between heads, in elements; N pairs of dims turn.
+    s_cache and s_scale are the distances between heads, in elements; N pairs of dims turn. bad_v
+    [NKV, T] marks the values that are not finite in a 16-bit cache.
     """
     i_t, i_head = tl.program_id(0), tl.program_id(1)
     o_row = i_t * BT + tl.arange(0, BT)
@@ -104,15 +105,24 @@ def append_kernel(
         b_v = tl.load(p_v, mask=mask[:, None], other=0.0).to(tl.float32)
         p_scale = v_scale + i_kv.to(tl.int64) * s_scale
         _store_cached(v_cache + i_kv.to(tl.int64) * s_cache, p_scale, o_t, b_v, mask, DH, FLOAT8)
+        if not FLOAT8:
+            size = tl.abs(b_v.to(v_cache.dtype.element_ty).to(tl.float32))
+            bad = tl.sum(tl.where(size < float("inf"), 0, 1), axis=1) > 0
+            tl.store(bad_v + i_kv * T + o_row, bad.to(tl.uint8), mask=mask)
 
 
 @triton.jit
 def _attend(
-    b_acc, b_sum, b_max, b_q, k_cache, v_cache, k_scale, v_scale, o_t, first, end, unit,
+    b_acc, b_sum, b_max, b_q, k_cache, v_cache, k_scale, v_scale, bad_v, position, o_t,
+    first, end, unit,
     DH: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr, FLOAT8: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Add positions first .. end - 1 to the running softmax of rows at positions o_t."""
+    """Add positions first .. end - 1 to the running softmax of rows at positions o_t.
+
+    A row's weight for a position that it does not see is 0, but 0 * NaN is NaN. So masked tiles
+    take a value that is not finite as zeros, and make a NaN of the sum of the rows that see it.
+    """
     o_n, o_d = tl.arange(0, BN), tl.arange(0, DH)
     for i_n in tl.range(first, end, BN, num_stages=STAGES):
         o_s = i_n + o_n
@@ -139,7 +149,13 @@ def _attend(
             if MASKED:  # the scale of a position that is not seen may be NaN
                 b_p = tl.where(visible, b_p, 0.0)
         if MASKED:
-            b_v = tl.load(v_cache + p_tile, mask=o_s[:, None] < end, other=0)
+            mask = o_s < end
+            if not FLOAT8:
+                p_bad = bad_v + (o_s - position)
+                bad = tl.load(p_bad, mask=mask & (o_s >= position), other=0) != 0
+                b_sum += tl.sum(tl.where(visible & bad[None, :], float("nan"), 0.0), axis=1)
+                mask = mask & (bad == 0)
+            b_v = tl.load(v_cache + p_tile, mask=mask[:, None], other=0)
         else:
             b_v = tl.load(v_cache + p_tile)
         if FLOAT8:
@@ -150,7 +166,7 @@ def _attend(
 
 @triton.jit(do_not_specialize=["T", "position", "NH", "NKV", "s_scale"])
 def attend_kernel(
-    q, q_gate, k_cache, v_cache, k_scale, v_scale, out, T, position, NH, NKV,
+    q, q_gate, k_cache, v_cache, k_scale, v_scale, bad_v, out, T, position, NH, NKV,
     s_q_gate, s_cache, s_scale, s_out, unit,
     DH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, FLOAT8: tl.constexpr,
     STAGES: tl.constexpr,
@@ -169,6 +185,7 @@ def attend_kernel(
     v_cache += i_kv * s_cache
     k_scale += i_kv * s_scale
     v_scale += i_kv * s_scale
+    bad_v += i_kv * T
     o_d = tl.arange(0, DH)
     o_row = i_row + tl.arange(0, BM)
     mask = o_row[:, None] < T
@@ -182,12 +199,12 @@ def attend_kernel(
     end = position + tl.minimum(i_row + BM, T)
     o_t = position + o_row
     b_acc, b_sum, b_max = _attend(
-        b_acc, b_sum, b_max, b_q, k_cache, v_cache, k_scale, v_scale, o_t, 0, whole, unit,
-        DH, BN, False, FLOAT8, STAGES,
+        b_acc, b_sum, b_max, b_q, k_cache, v_cache, k_scale, v_scale, bad_v, position, o_t,
+        0, whole, unit, DH, BN, False, FLOAT8, STAGES,
     )  # fmt: skip
     b_acc, b_sum, b_max = _attend(
-        b_acc, b_sum, b_max, b_q, k_cache, v_cache, k_scale, v_scale, o_t, whole, end, unit,
-        DH, BN, True, FLOAT8, STAGES,
+        b_acc, b_sum, b_max, b_q, k_cache, v_cache, k_scale, v_scale, bad_v, position, o_t,
+        whole, end, unit, DH, BN, True, FLOAT8, STAGES,
     )  # fmt: skip
 
     o_row = o_row[:, None].to(tl.int64)

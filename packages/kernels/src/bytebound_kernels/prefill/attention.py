@@ -46,7 +46,9 @@ def attention_prefill_workspace_bytes(tokens: int, num_heads: int) -> int:
         tokens: T, the rows of the pass. A workspace for more rows serves fewer.
         num_heads: NH.
     """
-    return -(-tokens * num_heads * _DH * 2 // ALIGNMENT) * ALIGNMENT
+    # q, and a byte for each value; there are at most as many heads of values as of queries.
+    sizes = (tokens * num_heads * _DH * 2, tokens * num_heads)
+    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
 
 
 def attention_prefill(
@@ -115,9 +117,12 @@ def attention_prefill(
     Numerics: products on tensor cores in the dtype of the cache (float16 with a float8 cache), to
     which q and the softmax weights are rounded; everything else in float32. The cache is rounded
     as attention_decode rounds it. Against the reference in float64 the relative RMS error stays
-    below 1e-3 with float16 in and in the cache, below 5e-3 where bfloat16 has a part. The same pass
-    has the same bits in every run. A NaN in a row stays in its heads, but may reach earlier rows of
-    the same pass through v.
+    below 1e-3 with float16 in and in the cache, below 5e-3 where bfloat16 or float8 has a part. The
+    same pass has the same bits in every run.
+
+    What is not finite in q or the gate stays in its row and head. In k or v it takes the heads that
+    read it, from its own row on: some of their dims or all. Earlier rows keep their bits, except
+    that with backend "sdpa" a NaN of v may reach them.
 
     Triton compiles at the first call for a combination of dtypes and alignments, which
     a stream capture does not allow: make one such call before it. T and position are no part of it.
@@ -173,7 +178,8 @@ def attention_prefill(
     tensors |= {name: tensor for name, tensor in optional.items() if tensor is not None}
     device = check_one_device(_OP, tensors)
     operand = torch.float16 if float8 else k_cache.dtype
-    (q,) = carve(_OP, workspace, device, [(tokens * num_heads * _DH, operand)])
+    parts = [(tokens * num_heads * _DH, operand), (tokens * num_kv_heads, torch.uint8)]
+    q, bad_v = carve(_OP, workspace, device, parts)
     if tokens == 0:
         return out
 
@@ -181,7 +187,7 @@ def attention_prefill(
     # Without scales any pointer does: the kernels never read it.
     k_scales, v_scales = (q if s is None else s for s in (k_scale, v_scale))
     append_kernel[(triton.cdiv(tokens, _BT), num_heads + 2 * num_kv_heads)](
-        q_gate, k, v, q_norm, k_norm, inv_freq, q, keys, values, k_scales, v_scales,
+        q_gate, k, v, q_norm, k_norm, inv_freq, q, keys, values, k_scales, v_scales, bad_v,
         tokens, position, num_heads, num_kv_heads, s_q_gate, s_k, s_v, s_cache, s_scale, eps,
         DH=_DH, N=pairs, BT=_BT, FLOAT8=float8, num_warps=4,
     )  # fmt: skip
@@ -201,7 +207,7 @@ def attention_prefill(
         return out
     bm, bn, warps, stages = _tiles(device)
     attend_kernel[(num_heads, triton.cdiv(tokens, bm))](
-        q, q_gate, keys, values, k_scales, v_scales, out, tokens, position,
+        q, q_gate, keys, values, k_scales, v_scales, bad_v, out, tokens, position,
         num_heads, num_kv_heads, s_q_gate, s_cache, s_scale, s_out, scale * _LOG2_E,
         DH=_DH, BM=bm, BN=bn, FLOAT8=float8, STAGES=stages, num_warps=warps,
     )  # fmt: skip
