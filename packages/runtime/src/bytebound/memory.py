@@ -64,6 +64,7 @@ class MemorySettings:
     verify_rows: int = 8
     window_bytes: float = 4.0  # of one element of a conv window
     verify_keeps_states: bool = False  # a whole state per verified row, as the reference does it
+    workspace_bytes: int = 0  # scratch of kernels
 
     @property
     def bits_of_head(self) -> float:
@@ -87,7 +88,7 @@ class MemoryPlan:
     gdn_state: int
     conv_windows: int
     verify_rows: int  # what the verify pass keeps of its rows until they are accepted or not
-    scratch: int  # activations of one prefill chunk, and logits
+    scratch: int  # activations of one prefill chunk, logits, and workspaces of kernels
 
     @property
     def total(self) -> int:
@@ -170,7 +171,8 @@ def memory_plan(
         scratch=math.ceil(
             min(settings.chunk_rows, max_len) * _row_size(config) * settings.activation_bytes
         )
-        + settings.verify_rows * config.vocab_size * FLOAT32_BYTES,
+        + settings.verify_rows * config.vocab_size * FLOAT32_BYTES
+        + settings.workspace_bytes,
     )
 
 

@@ -1,0 +1,160 @@
+"""The CUDA executor: ids in, logits out, one sequence on one GPU."""
+
+from collections.abc import Sequence
+
+import torch
+
+from bytebound.config import ModelConfig
+from bytebound.cuda.buffers import Buffers, inverse_frequencies
+from bytebound.cuda.graphs import PassGraphs
+from bytebound.cuda.matrices import MATVEC_ROWS, Workspaces
+from bytebound.cuda.prefill import Chunk
+from bytebound.cuda.state import MAX_ROWS, SequenceState, cache_positions
+from bytebound.cuda.step import Step, settle
+from bytebound.cuda.weights import ModelWeights
+from bytebound.errors import ContextOverflowError
+from bytebound.executor import Observer
+
+PREFILL_CHUNK = 1024  # rows of a wide pass: bounds its scratch whatever the prompt's length
+
+
+class CudaExecutor:
+    """Implements ``bytebound.executor.Executor`` with the kernels of bytebound-kernels.
+
+    ``graph_rows`` are the numbers of rows of a ``verify`` that are captured as CUDA graphs here and
+    now; another number runs eagerly, to the same bits. All work goes to the current stream.
+    """
+
+    def __init__(
+        self,
+        weights: ModelWeights,
+        config: ModelConfig,
+        *,
+        max_len: int,
+        kv_dtype: torch.dtype = torch.bfloat16,
+        prefill_chunk: int = PREFILL_CHUNK,
+        graph_rows: Sequence[int] = (),
+    ) -> None:
+        self.weights = weights
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.max_len = max_len
+        self.prefill_chunk = prefill_chunk
+        self.device = weights.device
+        self.last_hidden: torch.Tensor | None = None
+        self.state = SequenceState.empty(config, max_len, weights.dtype, kv_dtype, self.device)
+        self.step = Step(
+            config,
+            Buffers.empty(config, weights.dtype, self.device),
+            Workspaces.empty(
+                config.num_attention_heads, MAX_ROWS, cache_positions(max_len), self.device
+            ),
+            inverse_frequencies(config, self.device),
+            self.state.position,
+        )
+        self._position = 0
+        self._verified = 0  # rows of the last verify that are not committed
+        self._has_pending = False  # committed rows that the state does not hold yet
+        self._graphs: PassGraphs | None = None
+        self._graph_rows = frozenset(graph_rows)
+        if graph_rows:
+            self._graphs = PassGraphs(self._eager_pass, self.device)
+            for rows in graph_rows:
+                self._graphs.capture(rows)
+
+    @property
+    def position(self) -> int:
+        """Number of committed positions."""
+        return self._position
+
+    def reset(self) -> None:
+        """Forget the sequence."""
+        self.state.reset()
+        self.last_hidden = None
+        self._position, self._verified, self._has_pending = 0, 0, False
+
+    @torch.inference_mode()
+    def prefill(self, ids: Sequence[int], observer: Observer | None = None) -> torch.Tensor:
+        """Commit ``ids`` in chunks; logits [vocab] after the last. See ``Executor.prefill``."""
+        hidden = torch.empty(0)
+        for start in range(0, len(ids), self.prefill_chunk):
+            chunk = ids[start : start + self.prefill_chunk]
+            hidden = self._wide_pass(chunk)
+            next_ids = ids[start + 1 : start + len(chunk) + 1]
+            if observer is not None and next_ids:
+                observer.observe(next_ids, hidden[: len(next_ids)])
+        # A clone, so that the whole chunk is not kept alive by its last row.
+        self.last_hidden = hidden[-1:].clone()
+        return self._logits(self.last_hidden)[0]
+
+    @torch.inference_mode()
+    def verify(self, ids: Sequence[int]) -> torch.Tensor:
+        """Logits [R, vocab] fp32 of 1 <= R <= 8 uncommitted rows. See ``Executor.verify``."""
+        rows = len(ids)
+        if not 1 <= rows <= MAX_ROWS:
+            raise ValueError(f"verify takes 1 to {MAX_ROWS} rows, got {rows}")
+        self._check_room(rows)
+        buffers = self.step.buffers
+        buffers.ids[:rows].copy_(torch.tensor(list(ids), dtype=torch.int32))
+        if self._graphs is not None and rows in self._graph_rows:
+            self._graphs.run(rows)
+        else:
+            self._eager_pass(rows)
+        self._verified, self._has_pending = rows, False
+        self.last_hidden = buffers.hidden[:rows].clone()
+        return buffers.logits[:rows].clone()
+
+    def commit(self, count: int) -> None:
+        """Keep the first ``count`` rows of the last ``verify``."""
+        if not 1 <= count <= self._verified:
+            raise ValueError(f"commit takes 1 to {self._verified} rows here, got {count}")
+        self._verified, self._has_pending = 0, True
+        self.state.num_accepted.fill_(count)
+        self._advance(count)
+
+    @torch.inference_mode()
+    def score(self, ids: Sequence[int]) -> torch.Tensor:
+        """Teacher-forced logits [T, vocab] fp32 in host memory; position t predicts id t+1."""
+        self.reset()
+        chunks = [
+            self._logits(self._wide_pass(ids[start : start + self.prefill_chunk])).cpu()
+            for start in range(0, len(ids), self.prefill_chunk)
+        ]
+        self.reset()
+        return torch.cat(chunks)
+
+    def _eager_pass(self, rows: int) -> None:
+        self.step.verify(self.weights, self.state, rows)
+
+    def _wide_pass(self, ids: Sequence[int]) -> torch.Tensor:
+        """Run and commit one chunk; hidden [T, D]."""
+        self._check_room(len(ids))
+        if self._has_pending:
+            settle(self.weights, self.state, self.config)
+        self._verified, self._has_pending = 0, False
+        step = self.step
+        chunk = Chunk(
+            self.config, step.workspaces, step.inv_freq, self.weights.dtype, self._position
+        )
+        rows = torch.tensor(list(ids), dtype=torch.int32, device=self.device)
+        hidden = chunk.forward(rows, self.weights, self.state)
+        self._advance(len(ids))
+        return hidden
+
+    def _advance(self, count: int) -> None:
+        self._position += count
+        self.state.position.fill_(self._position)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Output head over hidden [T, D], row by row as a step has it: fp32 [T, vocab]."""
+        out = torch.empty(hidden.shape[0], self.vocab_size, device=self.device)
+        for start in range(0, hidden.shape[0], MATVEC_ROWS):
+            rows = slice(start, start + MATVEC_ROWS)
+            self.weights.lm_head.matvec(hidden[rows], out[rows], self.step.workspaces)
+        return out
+
+    def _check_room(self, count: int) -> None:
+        if self._position + count > self.max_len:
+            raise ContextOverflowError(
+                f"{count} more tokens after {self._position} exceed the context of {self.max_len}"
+            )

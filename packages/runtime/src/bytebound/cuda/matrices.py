@@ -1,0 +1,185 @@
+"""A matrix of the model in the form that a kernel reads, and its two products.
+
+``matvec`` serves a step: one to sixteen rows, each with the bits that it has alone. ``matmul``
+serves a prompt: any number of rows, whose bits may follow their number. Both write ``x W^T``, or
+``residual + x W^T``, into ``out``; a gated pair writes ``silu(x gate^T) * (x up^T)``.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import bytebound_kernels as bk
+import torch
+from torch.nn.functional import silu
+
+MATVEC_ROWS = 16  # of one call of a matvec op
+
+
+@dataclass(frozen=True, slots=True)
+class Workspaces:
+    """Scratch that the ops share; everything runs on one stream."""
+
+    matvec: torch.Tensor  # uint8, all bits set between calls
+    attention: torch.Tensor  # uint8
+
+    @classmethod
+    def empty(
+        cls, num_heads: int, max_rows: int, positions: int, device: torch.device
+    ) -> "Workspaces":
+        """Allocate for passes of up to ``max_rows`` rows over caches of ``positions``."""
+        matvec = bk.matvec_workspace_bytes(device.index or 0)
+        attention = bk.attention_decode_workspace_bytes(max_rows, num_heads, positions)
+        return cls(
+            torch.full((matvec,), 0xFF, dtype=torch.uint8, device=device),
+            torch.empty(attention, dtype=torch.uint8, device=device),
+        )
+
+
+class Matrix(Protocol):
+    """[N, K], or gate and up of that shape."""
+
+    @property
+    def n(self) -> int:
+        """Output features."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory that it takes."""
+
+    def matvec(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        workspaces: Workspaces,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        """``x`` [R, K] with R from 1 to 16; ``out`` [R, N] like x or float32."""
+
+    def matmul(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        workspaces: Workspaces,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        """``x`` [T, K]; ``out`` [T, N] like x, or float32 with a residual."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMatrix:
+    """A matrix in 16 bits."""
+
+    weight: torch.Tensor  # [N, K]
+
+    @property
+    def n(self) -> int:
+        """Output features."""
+        return self.weight.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory that it takes."""
+        return self.weight.nbytes
+
+    def matvec(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        workspaces: Workspaces,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        """See Matrix."""
+        bk.dense_matvec(x, self.weight, out=out, workspace=workspaces.matvec, residual=residual)
+
+    def matmul(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        workspaces: Workspaces,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        """See Matrix."""
+        if residual is None:
+            torch.mm(x, self.weight.T, out=out)
+        else:
+            torch.add(residual, torch.mm(x, self.weight.T), out=out)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDenseMatrix:
+    """Gate and up of an MLP in 16 bits."""
+
+    gate: torch.Tensor  # [N, K]
+    up: torch.Tensor  # [N, K]
+
+    @property
+    def n(self) -> int:
+        """Output features."""
+        return self.gate.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory that it takes."""
+        return self.gate.nbytes + self.up.nbytes
+
+    def matvec(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        workspaces: Workspaces,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        """See Matrix; there is no residual."""
+        bk.dense_matvec(
+            x, self.gate, up=self.up, out=out, workspace=workspaces.matvec, residual=residual
+        )
+
+    def matmul(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        workspaces: Workspaces,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        """See Matrix; there is no residual."""
+        torch.mul(silu(torch.mm(x, self.gate.T)), torch.mm(x, self.up.T), out=out)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """A matrix, or an interleaved gate and up, in 4 bits."""
+
+    weight: bk.PackedW4
+
+    @property
+    def n(self) -> int:
+        """Output features."""
+        return self.weight.n
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory that it takes."""
+        return int(self.weight.data.nbytes)
+
+    def matvec(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        workspaces: Workspaces,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        """See Matrix."""
+        bk.w4_matvec(x, self.weight, out=out, workspace=workspaces.matvec, residual=residual)
+
+    def matmul(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        workspaces: Workspaces,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        """See Matrix."""
+        for start in range(0, x.shape[0], MATVEC_ROWS):
+            rows = slice(start, start + MATVEC_ROWS)
+            own = None if residual is None else residual[rows]
+            self.matvec(x[rows], out[rows], workspaces, own)

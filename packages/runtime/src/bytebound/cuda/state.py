@@ -1,0 +1,133 @@
+"""What the GPU holds of one sequence. Everything is allocated once: no address ever changes.
+
+KV beyond the committed length is garbage that the next rows overwrite. Recurrent state and conv
+window hold the committed rows but those of the last verify pass: they wait in ``pending``, and the
+next pass replays the first ``num_accepted`` of them before its own rows. So a rejected guess never
+touches the state, and each pass reads and writes it once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from bytebound_kernels import GdnRows, GdnState
+
+from bytebound.config import ModelConfig
+
+MAX_ROWS = 8  # of one verify pass: what gdn_step and attention_decode take
+
+
+@dataclass(frozen=True, slots=True)
+class KvCache:
+    """Keys and values of one attention layer; the scales belong to a float8 cache."""
+
+    k: torch.Tensor  # [NKV, S, DH]
+    v: torch.Tensor  # [NKV, S, DH]
+    k_scale: torch.Tensor | None  # float32 [NKV, S]
+    v_scale: torch.Tensor | None  # float32 [NKV, S]
+
+    @classmethod
+    def empty(
+        cls, config: ModelConfig, max_len: int, dtype: torch.dtype, device: torch.device
+    ) -> "KvCache":
+        """Allocate ``max_len`` positions, and room for guesses behind them."""
+        positions = cache_positions(max_len)
+        shape = (config.num_key_value_heads, positions, config.head_dim)
+        k, v = (torch.zeros(shape, dtype=dtype, device=device) for _ in "kv")
+        if dtype.itemsize > 1:
+            return cls(k, v, None, None)
+        k_scale, v_scale = (torch.zeros(shape[:2], device=device) for _ in "kv")
+        return cls(k, v, k_scale, v_scale)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaState:
+    """State of one GDN layer, and the projections of the rows that are not in it yet."""
+
+    settled: GdnState  # conv_window [C, 3] as the activations, recurrent [HV, K, V] float32
+    projected: torch.Tensor  # [MAX_ROWS, C + HV * V], of the pass that runs
+    gates: torch.Tensor  # [MAX_ROWS, 2 * HV], likewise: a, b
+    pending: GdnRows  # MAX_ROWS rows of the pass before
+
+
+LayerState = KvCache | GatedDeltaState
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceState:
+    """All layers of one sequence; the two numbers are read by the kernels, not by the host."""
+
+    layers: tuple[LayerState, ...]
+    position: torch.Tensor  # int32 [1]: of row 0 of the next pass
+    num_accepted: torch.Tensor  # int32 [1]: pending rows that the next pass replays
+    _projected: torch.Tensor  # [GDN layers, MAX_ROWS, C + HV * V]
+    _gates: torch.Tensor  # [GDN layers, MAX_ROWS, 2 * HV]
+    _pending_qkv: torch.Tensor  # [GDN layers, MAX_ROWS, C]
+    _pending_gates: torch.Tensor  # as _gates
+
+    @classmethod
+    def empty(
+        cls,
+        config: ModelConfig,
+        max_len: int,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        device: torch.device,
+    ) -> "SequenceState":
+        """Allocate the state of a sequence of at most ``max_len`` positions."""
+
+        def rows(width: int) -> torch.Tensor:
+            shape = (config.num_linear_layers, MAX_ROWS, width)
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        heads, channels = config.linear_num_value_heads, config.conv_channels
+        projected, gates = rows(channels + config.value_dim), rows(2 * heads)
+        pending_qkv, pending_gates = rows(channels), rows(2 * heads)
+        layers: list[LayerState] = []
+        index = 0
+        for kind in config.layer_types:
+            if kind == "full_attention":
+                layers.append(KvCache.empty(config, max_len, kv_dtype, device))
+                continue
+            window = torch.zeros(
+                channels, config.linear_conv_kernel_dim - 1, dtype=dtype, device=device
+            )
+            recurrent = torch.zeros(
+                heads, config.linear_key_head_dim, config.linear_value_head_dim, device=device
+            )
+            settled = GdnState(window, recurrent)
+            pending = GdnRows(pending_qkv[index], *pending_gates[index].chunk(2, dim=-1))
+            layers.append(GatedDeltaState(settled, projected[index], gates[index], pending))
+            index += 1
+        numbers = torch.zeros(2, 1, dtype=torch.int32, device=device)
+        return cls(
+            tuple(layers), numbers[0], numbers[1], projected, gates, pending_qkv, pending_gates
+        )
+
+    def gated_delta_states(self) -> Iterator[GatedDeltaState]:
+        """The state of every GDN layer, in order."""
+        return (layer for layer in self.layers if isinstance(layer, GatedDeltaState))
+
+    def keep_rows(self, rows: int) -> None:
+        """Make the rows of this pass the pending ones; none of them is accepted yet.
+
+        A copy, not two generations that take turns: a graph then does not depend on the number of
+        passes before it, at the price of two small kernels.
+        """
+        channels = self._pending_qkv.shape[-1]
+        self._pending_qkv[:, :rows].copy_(self._projected[:, :rows, :channels])
+        self._pending_gates[:, :rows].copy_(self._gates[:, :rows])
+        self.num_accepted.zero_()
+
+    def reset(self) -> None:
+        """Back to the empty sequence. KV needs no clearing: only committed positions are read."""
+        self.position.zero_()
+        self.num_accepted.zero_()
+        for layer in self.gated_delta_states():
+            layer.settled.conv_window.zero_()
+            layer.settled.recurrent.zero_()
+
+
+def cache_positions(max_len: int) -> int:
+    """Positions of a cache: guesses may lie behind the last one that counts."""
+    return max_len + MAX_ROWS + -max_len % 8

@@ -1,0 +1,160 @@
+"""A pass of one to eight rows: plain decoding, verification of guesses, a step of a draft.
+
+Every op gives a row the same bits whatever rows come with it, so a guess that stands has the very
+logits that plain decoding would have had. Nothing here allocates, waits or asks for a value: the
+ids, the position and the number of accepted rows are read on the device, so that a captured pass
+serves every position.
+"""
+
+from dataclasses import dataclass
+
+import bytebound_kernels as bk
+import torch
+from bytebound_kernels import GdnRows
+
+from bytebound.config import ModelConfig
+from bytebound.cuda.buffers import Buffers, split_qkv
+from bytebound.cuda.matrices import Workspaces
+from bytebound.cuda.state import GatedDeltaState, KvCache, LayerState, SequenceState
+from bytebound.cuda.weights import (
+    AttentionWeights,
+    GatedDeltaWeights,
+    LayerWeights,
+    MlpWeights,
+    ModelWeights,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the layers of a pass share."""
+
+    config: ModelConfig
+    buffers: Buffers
+    workspaces: Workspaces
+    inv_freq: torch.Tensor  # float32 [rotary_dim / 2]
+    position: torch.Tensor  # int32 [1]: of row 0
+
+    def verify(self, weights: ModelWeights, state: SequenceState, rows: int) -> None:
+        """Ids in ``buffers.ids`` to ``buffers.hidden`` and ``buffers.logits``.
+
+        First the accepted rows of the pass before are taken into the state; then this one's rows
+        become the pending ones, none of them accepted.
+        """
+        buffers = self.buffers
+        x = buffers.residual[:rows]
+        bk.embedding_gather(buffers.ids[:rows], weights.embed_tokens, out=x)
+        for layer, layer_state in zip(weights.layers, state.layers, strict=True):
+            self.layer(x, layer, layer_state, state.num_accepted)
+        hidden = buffers.hidden[:rows]
+        self.norm(x, weights.norm, hidden)
+        weights.lm_head.matvec(hidden, buffers.logits[:rows], self.workspaces)
+        state.keep_rows(rows)
+
+    def layer(
+        self,
+        x: torch.Tensor,
+        weights: LayerWeights,
+        state: LayerState,
+        num_accepted: torch.Tensor | None = None,
+    ) -> None:
+        """``x += mixer(norm(x))``, then ``x += mlp(norm(x))``; x float32 [R, D]."""
+        y = self.buffers.normed[: x.shape[0]]
+        self.norm(x, weights.input_layernorm, y)
+        match weights.mixer, state:
+            case AttentionWeights() as mixer, KvCache() as kv:
+                self._attention(x, y, mixer, kv)
+            case GatedDeltaWeights() as mixer, GatedDeltaState() as delta:
+                self._gated_delta_net(x, y, mixer, delta, num_accepted)
+            case mixer, other:
+                raise TypeError(f"{type(mixer).__name__} with {type(other).__name__}")
+        self.norm(x, weights.post_attention_layernorm, y)
+        self._mlp(x, y, weights.mlp)
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        """``out = x * rsqrt(mean(x^2) + eps) * (1 + weight)`` in float32, rounded once."""
+        wide = self.buffers.wide[: x.shape[0]]
+        bk.rms_norm(x, weight, eps=self.config.rms_norm_eps, out=wide)
+        out.copy_(wide)
+
+    def _attention(
+        self, x: torch.Tensor, y: torch.Tensor, weights: AttentionWeights, kv: KvCache
+    ) -> None:
+        rows = x.shape[0]
+        qkv, out = self.buffers.qkv[:rows], self.buffers.attended[:rows]
+        weights.qkv.matvec(y, qkv, self.workspaces)
+        bk.attention_decode(
+            *split_qkv(qkv, self.config),
+            weights.q_norm,
+            weights.k_norm,
+            self.inv_freq,
+            self.position,
+            kv.k,
+            kv.v,
+            out=out,
+            workspace=self.workspaces.attention,
+            k_scale=kv.k_scale,
+            v_scale=kv.v_scale,
+            eps=self.config.rms_norm_eps,
+        )
+        weights.o_proj.matvec(out, x, self.workspaces, residual=x)
+
+    def _gated_delta_net(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        weights: GatedDeltaWeights,
+        state: GatedDeltaState,
+        num_accepted: torch.Tensor | None,
+    ) -> None:
+        rows = x.shape[0]
+        projected, gates = state.projected[:rows], state.gates[:rows]
+        out = self.buffers.mixed[:rows]
+        weights.in_proj.matvec(y, projected, self.workspaces)
+        weights.gates.matvec(y, gates, self.workspaces)
+        current, z = delta_rows(projected, gates, self.config)
+        bk.gdn_step(
+            current,
+            z,
+            weights.constants,
+            state.settled,
+            commit=False,
+            pending=state.pending,
+            num_accepted=num_accepted,
+            eps=self.config.rms_norm_eps,
+            out=out,
+        )
+        weights.out_proj.matvec(out, x, self.workspaces, residual=x)
+
+    def _mlp(self, x: torch.Tensor, y: torch.Tensor, weights: MlpWeights) -> None:
+        inner = self.buffers.inner[: x.shape[0]]
+        weights.gate_up.matvec(y, inner, self.workspaces)
+        weights.down_proj.matvec(inner, x, self.workspaces, residual=x)
+
+
+def settle(weights: ModelWeights, state: SequenceState, config: ModelConfig) -> None:
+    """Take the accepted pending rows into the state, with no rows of a new pass."""
+    for layer, layer_state in zip(weights.layers, state.layers, strict=True):
+        if isinstance(layer.mixer, GatedDeltaWeights) and isinstance(layer_state, GatedDeltaState):
+            none, z = delta_rows(layer_state.projected[:0], layer_state.gates[:0], config)
+            bk.gdn_step(
+                none,
+                z,
+                layer.mixer.constants,
+                layer_state.settled,
+                commit=False,
+                pending=layer_state.pending,
+                num_accepted=state.num_accepted,
+                eps=config.rms_norm_eps,
+                out=z,
+            )
+    state.num_accepted.zero_()
+
+
+def delta_rows(
+    projected: torch.Tensor, gates: torch.Tensor, config: ModelConfig
+) -> tuple[GdnRows, torch.Tensor]:
+    """The fused projections of a GDN layer as what its kernels take: rows, and z [R, HV * V]."""
+    qkv, z = torch.split(projected, [config.conv_channels, config.value_dim], dim=-1)
+    a, b = gates.chunk(2, dim=-1)
+    return GdnRows(qkv, a, b), z

@@ -1,0 +1,189 @@
+"""The ops of bytebound-kernels on a CPU, by their own plain references.
+
+``emulate`` puts them in the place of the kernels, so that everything of the CUDA backend but its
+graphs runs without a GPU. Rows are taken one by one where an op promises that a row's bits do not
+depend on the others. A packed matrix is remembered as the float32 weights that it stands for.
+"""
+
+from typing import Any
+
+import bytebound_kernels as bk
+import pytest
+import torch
+from bytebound_kernels import prefill
+from bytebound_kernels.ops.attention_decode import attention_decode_reference
+from bytebound_kernels.ops.gdn_step import gdn_step_reference
+from bytebound_kernels.prefill.reference import gdn_prefill_reference
+from torch.nn.functional import silu
+
+Tensor = torch.Tensor
+
+
+class Kernels:
+    """Functions with the signatures of the ops."""
+
+    def __init__(self) -> None:
+        self.packed: dict[int, Tensor] = {}  # by address: rows of a matrix, gate before up
+
+    def rms_norm(self, x: Tensor, weight: Tensor, *, eps: float, out: Tensor) -> Tensor:
+        assert out.dtype == x.dtype and weight.dtype in (x.dtype, torch.float32)
+        y = x.float()
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps) * (1 + weight.float())
+        return out.copy_(y)
+
+    def embedding_gather(self, ids: Tensor, table: Tensor, *, out: Tensor) -> Tensor:
+        assert ids.dtype == torch.int32
+        return out.copy_(table[ids.long()])
+
+    def dense_matvec(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        *,
+        out: Tensor,
+        workspace: Tensor,
+        up: Tensor | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        assert x.dtype == weight.dtype and weight.shape[1] % 64 == 0
+        return self._product(x, weight, up, out, residual)
+
+    def w4_pack(
+        self,
+        packed: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | None = None,
+        *,
+        out: bk.PackedW4,
+        first_row: int = 0,
+        part: str | None = None,
+    ) -> bk.PackedW4:
+        assert (zero_point is not None) == out.asymmetric and part in (None, "gate", "up")
+        assert str(scale.dtype) == f"torch.{out.scale_dtype}" and packed.is_contiguous()
+        rows, columns = packed.shape[0], 8 * packed.shape[1]
+        assert scale.shape == (rows, columns // 128)
+        zeros: Any = 8
+        if zero_point is not None:
+            zeros = _codes(zero_point.T)[:, :rows].T.repeat_interleave(128, 1)
+        weight = (_codes(packed) - zeros) * scale.float().repeat_interleave(128, 1)
+        whole = self.packed.setdefault(
+            out.data.data_ptr(), torch.zeros((1 + out.interleaved) * out.n, columns)
+        )
+        start = out.n if part == "up" else first_row
+        whole[start : start + rows] = weight
+        return out
+
+    def w4_matvec(
+        self,
+        x: Tensor,
+        weight: bk.PackedW4,
+        *,
+        out: Tensor,
+        workspace: Tensor,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        whole = self.packed[weight.data.data_ptr()]
+        up = whole[weight.n :] if weight.interleaved else None
+        return self._product(x, whole[: weight.n], up, out, residual)
+
+    def _product(
+        self, x: Tensor, weight: Tensor, up: Tensor | None, out: Tensor, residual: Tensor | None
+    ) -> Tensor:
+        assert 1 <= x.shape[0] <= 16 and out.dtype in (x.dtype, torch.float32)
+        weight = weight.float()
+        for r, row in enumerate(x.float()):
+            y = weight @ row
+            if up is not None:
+                y = silu(y) * (up.float() @ row)
+            out[r] = y if residual is None else residual[r] + y
+        return out
+
+    def gdn_step(
+        self,
+        rows: bk.GdnRows,
+        z: Tensor,
+        weights: bk.GdnWeights,
+        state: bk.GdnState,
+        *,
+        commit: bool,
+        pending: bk.GdnRows,
+        num_accepted: Tensor,
+        eps: float,
+        out: Tensor,
+    ) -> Tensor:
+        assert not commit and rows.qkv.dtype == state.conv_window.dtype == weights.conv.dtype
+        accepted = int(num_accepted)
+        assert 0 <= accepted <= pending.qkv.shape[0]
+        if accepted:
+            replayed = bk.GdnRows(*(tensor[:accepted] for tensor in pending))
+            dummy = z.new_zeros(accepted, weights.norm.shape[0] * state.recurrent.shape[0])
+            _, states = gdn_step_reference(replayed, dummy, weights, state, eps=eps)
+            state.conv_window.copy_(states[-1].conv_window)
+            state.recurrent.copy_(states[-1].recurrent)
+        if rows.qkv.shape[0]:
+            out.copy_(gdn_step_reference(rows, z, weights, state, eps=eps)[0])
+        return out
+
+    def attention_decode(
+        self,
+        q_gate: Tensor,
+        k: Tensor,
+        v: Tensor,
+        q_norm: Tensor,
+        k_norm: Tensor,
+        inv_freq: Tensor,
+        position: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        *,
+        out: Tensor,
+        workspace: Tensor,
+        k_scale: Tensor | None,
+        v_scale: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        assert q_gate.shape[0] <= 8 and position.shape == (1,)
+        needed = bk.attention_decode_workspace_bytes(
+            q_gate.shape[0], out.shape[1] // 256, k_cache.shape[1]
+        )
+        assert workspace.numel() >= needed
+        for r in range(q_gate.shape[0]):
+            row = slice(r, r + 1)
+            out[row] = attention_decode_reference(
+                q_gate[row], k[row], v[row], q_norm, k_norm, inv_freq, int(position) + r,
+                k_cache, v_cache, k_scale=k_scale, v_scale=v_scale, eps=eps,
+            )  # fmt: skip
+        return out
+
+
+def attention_prefill(q_gate: Tensor, *args: Any, **options: Any) -> Tensor:
+    assert args[5] + q_gate.shape[0] <= args[6].shape[1], "the cache is too short"
+    return attention_decode_reference(q_gate, *args, **options).to(q_gate.dtype)
+
+
+def gdn_prefill(*args: Any, eps: float) -> Tensor:
+    qkv, window, state = args[0], args[8], args[9]
+    out, new_state, new_window = gdn_prefill_reference(*args, eps=eps)
+    window.copy_(new_window)
+    state.copy_(new_state)
+    return out.to(qkv.dtype)
+
+
+def emulate(monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    """Replace the kernels by the functions above until the test ends."""
+    kernels = Kernels()
+    for name in (
+        "rms_norm", "embedding_gather", "dense_matvec", "w4_pack", "w4_matvec", "gdn_step",
+        "attention_decode",
+    ):  # fmt: skip
+        monkeypatch.setattr(bk, name, getattr(kernels, name))
+    monkeypatch.setattr(bk, "matvec_workspace_bytes", lambda device=0: 1024)
+    monkeypatch.setattr(prefill, "attention_prefill", attention_prefill)
+    monkeypatch.setattr(prefill, "gdn_prefill", gdn_prefill)
+    return kernels
+
+
+def _codes(words: Tensor) -> Tensor:
+    """Nibbles of int32 [R, W] as float32 [R, 8 * W]."""
+    shifts = torch.arange(0, 32, 4)
+    return (words.long()[..., None] >> shifts & 15).flatten(1).float()
