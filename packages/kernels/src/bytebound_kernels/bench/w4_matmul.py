@@ -5,7 +5,8 @@ product. Without SwiGLU and residual, which the second way has no part in. The l
 take turns on distinct weights, so that caches are cold.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def _measure(name: str, n: int, k: int, samples: int) -> list[Metric]:
     all_out = torch.empty(max(_ROWS), n, dtype=torch.float16, device="cuda")
 
     case: dict[str, Any] = {"n": n, "k": k, "dtype": "float16", "bytes": size, "l2": "cold"}
-    unpack = [lambda w=w: w4_unpack(w, out=scratch) for w in weights]
+    unpack = [partial(w4_unpack, w, out=scratch) for w in weights]
     metrics = [_metric(f"w4_unpack.{name}.us", unpack, samples, case)]
     for rows in _ROWS:
         x, out = all_x[:rows], all_out[:rows]
@@ -52,14 +53,14 @@ def _measure(name: str, n: int, k: int, samples: int) -> list[Metric]:
             torch.mm(x, w4_unpack(w, out=scratch).T, out=out)
 
         for way, call in (("w4_matmul", product), ("w4_unpack_cublas", library)):
-            calls = [lambda w=w, call=call: call(w) for w in weights]
+            calls = [partial(call, w) for w in weights]
             of_rows = {**case, "rows": rows, "flop": 2 * rows * n * k}
             metrics.append(_metric(f"{way}.{name}.m{rows}.us", calls, samples, of_rows))
     return metrics
 
 
 def _metric(
-    name: str, calls: list[Callable[[], Any]], samples: int, case: dict[str, Any]
+    name: str, calls: Sequence[Callable[[], Any]], samples: int, case: dict[str, Any]
 ) -> Metric:
     """Capture all calls in one graph and replay it; microseconds of one call."""
     cuda: Any = torch.cuda
