@@ -226,7 +226,7 @@ def test_ten_thousand_graph_replays_are_the_eager_result(run, workspace, rows, n
 
 
 def test_a_chain_of_overlapping_kernels_sees_the_results_before_it(workspace) -> None:
-    sizes = [256, 768, 96, 1024, 5120, 256]
+    sizes = [256, 768, 192, 1024, 5120, 256]
     weights = [matrix(n, k, "float16", i) for i, (k, n) in enumerate(pairwise(sizes))]
     values = [torch.empty((8, k), dtype=torch.float16, device="cuda") for k in sizes]
 
