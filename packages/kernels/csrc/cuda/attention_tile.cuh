@@ -13,6 +13,10 @@
 // A cache type says how a row lies in shared memory (swizzled so that no access has a bank
 // conflict) and how it becomes mma operands. The order of the dims inside a product of Q and K is
 // free as long as both agree on it; so is the naming of the output columns of P V.
+//
+// A query has the same bits with any number of others, so with any kTilesM. Therefore every
+// operation whose result is rounded is an intrinsic here: from "*" and "+" the compiler makes a
+// multiply-add in one instantiation (where a loop is unrolled) and not in the other.
 #pragma once
 
 #include <cstdint>
@@ -365,7 +369,8 @@ __device__ __forceinline__ void tile_scores(unsigned char* p_stage,
       const auto* p_scales =
           reinterpret_cast<const float2*>(p_stage + TileStage<Cache>::kKeyScales);
       const float2 loaded = p_scales[4 * (i_first + j) + i_lane % 4];
-      scale = make_float2(unit * (loaded.x * Cache::kUnit), unit * (loaded.y * Cache::kUnit));
+      scale = make_float2(__fmul_rn(unit, loaded.x * Cache::kUnit),
+                          __fmul_rn(unit, loaded.y * Cache::kUnit));
     }
 #pragma unroll
     for (int m = 0; m < kTilesM; ++m) {
@@ -374,8 +379,8 @@ __device__ __forceinline__ void tile_scores(unsigned char* p_stage,
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         *scores_at<Cache>(p_stage, i_first + j, 16 * m + i_lane / 4 + 8 * h) =
-            make_float2((b_even[2 * h] + b_odd[2 * h]) * scale.x,
-                        (b_even[2 * h + 1] + b_odd[2 * h + 1]) * scale.y);
+            make_float2(__fmul_rn(__fadd_rn(b_even[2 * h], b_odd[2 * h]), scale.x),
+                        __fmul_rn(__fadd_rn(b_even[2 * h + 1], b_odd[2 * h + 1]), scale.y));
       }
     }
   }
@@ -410,13 +415,13 @@ __device__ __forceinline__ void raise_maxima(AttentionState<kTilesM>& state,
       }
       new_max = fmaxf(new_max, __shfl_xor_sync(kAllLanes, new_max, 1));
       new_max = fmaxf(new_max, __shfl_xor_sync(kAllLanes, new_max, 2));
-      const float shrink = exp2_fast(state.max[m][h] - finite_or_zero(new_max));
+      const float shrink = exp2_fast(__fsub_rn(state.max[m][h], finite_or_zero(new_max)));
       state.max[m][h] = new_max;
-      state.sum[m][h] *= shrink;
+      state.sum[m][h] = __fmul_rn(state.sum[m][h], shrink);
 #pragma unroll
       for (int i = 0; i < kWarpColumns; ++i) {
-        state.out[m][i][2 * h] *= shrink;
-        state.out[m][i][2 * h + 1] *= shrink;
+        state.out[m][i][2 * h] = __fmul_rn(state.out[m][i][2 * h], shrink);
+        state.out[m][i][2 * h + 1] = __fmul_rn(state.out[m][i][2 * h + 1], shrink);
       }
     }
   }
@@ -453,16 +458,16 @@ __device__ __forceinline__ void add_tile(AttentionState<kTilesM>& state,
           const int column = 8 * i + 2 * i_pair;
           const float2 loaded = *scores_at<Cache>(p_stage, i, 16 * m + i_quad + 8 * h);
           const float2 b = seen(loaded, column, limit);
-          float low = exp2_fast(b.x - offset);
-          float high = exp2_fast(b.y - offset);
-          state.sum[m][h] += low + high;
+          float low = exp2_fast(__fsub_rn(b.x, offset));
+          float high = exp2_fast(__fsub_rn(b.y, offset));
+          state.sum[m][h] = __fadd_rn(state.sum[m][h], __fadd_rn(low, high));
           if constexpr (Cache::kScaled) {
             const auto* p_scales =
                 reinterpret_cast<const float2*>(p_stage + TileStage<Cache>::kValueScales);
             const float2 scale = p_scales[4 * i + i_pair];
             // Not by multiplying alone: the scale of a column that is not seen may be NaN.
-            low = column <= limit ? low * (scale.x * Cache::kUnit) : 0.0f;
-            high = column + 1 <= limit ? high * (scale.y * Cache::kUnit) : 0.0f;
+            low = column <= limit ? __fmul_rn(low, scale.x * Cache::kUnit) : 0.0f;
+            high = column + 1 <= limit ? __fmul_rn(high, scale.y * Cache::kUnit) : 0.0f;
           }
           b_weights[m][2 * e + h] = pack_pair(low, high, Compute{});
         }
