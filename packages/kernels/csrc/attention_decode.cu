@@ -1,11 +1,10 @@
 // Gated attention decode, three kernels that overlap by dependent launch:
 //
-//   append   a warp for each vector of 256: norm and rotary of q and k, then q to the workspace, k
-//   and
-//            v rounded into the cache. From there on everyone reads the same rounded numbers.
+//   append   a warp for each vector of 256: norm and rotary of q and k, then q to the workspace,
+//            and k and v rounded into the cache. From there on all read the same rounded numbers.
 //   leaves   a fixed number of blocks. Block b serves kv head b % NKV and takes leaves of its
-//   context,
-//            the large ones at its end first, each from whoever is free (an integer ticket):
+//            context, the large ones at its end first, each from whoever is free (an integer
+//            ticket):
 //
 //              leaves of a head   |0|1|2|3| 4 | 5 | 6 |  7  |  8  |  9  |     (attention_leaf.cuh)
 //              blocks of a head    .......... c   b   a     c     b     a
@@ -16,8 +15,8 @@
 //
 // The grid knows neither the position nor the length, so one captured graph serves them all. The
 // cost beyond reading K and V once: NH * (DH + 2) floats for each leaf and row, written and read,
-// which stays in the L2 (at 32 Ki positions 176 leaves: 3 % of the bytes of a bf16 cache for each
-// row).
+// which stays in the L2. At 32 Ki positions, 176 leaves, that is 3 % of the bytes of a bf16 cache
+// for each row.
 #include "attention_decode.h"
 
 #include <cuda_fp8.h>
