@@ -1,14 +1,16 @@
 // Unpacks four-bit weights: a warp takes one tile of 16 rows by 128 columns, four warps an item.
 //
-// A lane decodes 32 adjacent columns of two rows, 64 bytes of each. Lanes 2 i and 2 i + 1 swap half
-// of them, so that what the two store together is 32 adjacent bytes, one sector of memory:
+// The tile is turned in shared memory while it is still packed, 1 KiB per warp:
 //
-//   decoded   lane 2 i: 0 1 2 3   lane 2 i + 1: 4 5 6 7      (chunks of 16 bytes)
-//   stored    lane 2 i: 0 2 4 6   lane 2 i + 1: 1 3 5 7
+//   loaded   lane 4 q + t: words 0 .. 7 of columns 32 t .. 32 t + 31, both rows in each word
+//   stored   for q = 0 .. 7:  lanes 0 .. 15: row q, lanes 16 .. 31: row q + 8,
+//                             8 columns each: 256 adjacent bytes per row
 //
-// The time goes into writing, four times as many bytes as are read.
+// So every store fills whole lines of memory. The time goes into writing, four times as many bytes
+// as are read.
 #include "w4_unpack.h"
 
+#include "cuda/chunk.cuh"
 #include "cuda/dependent.cuh"
 #include "cuda/device_guard.h"
 #include "cuda/launch.h"
@@ -20,7 +22,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kTiles = kThreads / kWarp;  // of a block
-constexpr int kLaneChunks = 4;            // of 16 bytes, of one row
+constexpr int kQuads = 8;                 // pairs of rows of a tile
+constexpr int kTileBytes = kTileRows * kGroup / 2;
 
 struct Task {
   const unsigned char* p_items;
@@ -63,32 +66,12 @@ __device__ __forceinline__ void unpack_four(
   second = round_pair(v[2], v[3], T());
 }
 
-__device__ __forceinline__ uint4 swap_with_neighbour(const uint4& v) {
-  return make_uint4(__shfl_xor_sync(kAllLanes, v.x, 1), __shfl_xor_sync(kAllLanes, v.y, 1),
-                    __shfl_xor_sync(kAllLanes, v.z, 1), __shfl_xor_sync(kAllLanes, v.w, 1));
-}
-
-// Stores one lane's 32 columns of a row together with its neighbour; every lane of the warp calls.
-__device__ __forceinline__ void store_row(const uint4 (&chunks)[kLaneChunks],
-                                          char* p_columns,
-                                          bool exists,
-                                          bool odd) {
-  const uint4 low = swap_with_neighbour(odd ? chunks[0] : chunks[1]);
-  const uint4 high = swap_with_neighbour(odd ? chunks[2] : chunks[3]);
-  if (exists) {
-    auto* p = reinterpret_cast<uint4*>(p_columns) + (odd ? 1 : 0);
-    p[0] = odd ? low : chunks[0];
-    p[2] = odd ? high : chunks[2];
-    p[4] = odd ? chunks[1] : low;
-    p[6] = odd ? chunks[3] : high;
-  }
-}
-
 template <typename T>
 __global__ void __launch_bounds__(kThreads) w4_unpack_kernel(const Task task) {
+  __shared__ uint4 shared[kTiles][kTileBytes / sizeof(uint4)];
   const int i_lane = threadIdx.x % kWarp;
-  const int i_quad = i_lane / 4;
-  const int i_all = blockIdx.x * kTiles + threadIdx.x / kWarp;
+  const int i_warp = threadIdx.x / kWarp;
+  const int i_all = blockIdx.x * kTiles + i_warp;
   if (i_all >= task.num_tiles) {
     allow_next_kernel();
     wait_for_previous_kernel();
@@ -106,42 +89,54 @@ __global__ void __launch_bounds__(kThreads) w4_unpack_kernel(const Task task) {
   for (int i = 0; i < 2; ++i) {
     words[i] = load_streamed(p_item + (2 * i_tile + i) * 512 + i_lane * 16);
   }
-  const uint32_t scale_bits = load_streamed_word(p_item + kWordBytes + i_quad * 16 + i_tile * 4);
+  // Scale and zero point of the row that the lane stores in turn i_lane % 8.
+  const int i_half = i_lane / 16;
+  const int i_own = i_lane % kQuads;
+  const uint32_t scale_bits = load_streamed_word(p_item + kWordBytes + i_own * 16 + i_tile * 4);
   uint32_t zeros = 0x88888888u;
   if (task.asymmetric) {
-    zeros = load_streamed_word(p_item + kWordBytes + kScaleBytes + i_quad * 4);
+    zeros = load_streamed_word(p_item + kWordBytes + kScaleBytes + i_own * 4);
   }
-  zeros >>= 8 * i_tile;
-  float scales[2];
-  unpack_scales(scale_bits, task.bfloat16_scales, scales[0], scales[1]);
+  float lower;
+  float upper;
+  unpack_scales(scale_bits, task.bfloat16_scales, lower, upper);
+  const float own_scale = i_half == 0 ? lower : upper;
+  const float own_zero = kMagic + static_cast<float>(zeros >> (8 * i_tile + 4 * i_half) & 15u);
+
+  uint4* p_words = shared[i_warp];
+  p_words[2 * i_lane] = words[0];
+  p_words[2 * i_lane + 1] = words[1];
+  __syncwarp();
+
+  int i_row;  // of out, stored in turn 0
+  int num_rows;
+  if (task.interleaved) {
+    const int i_feature = i_row_block * (kItemRows / 2) + i_tile * (kTileRows / 2);
+    i_row = i_half * task.n + i_feature;
+    num_rows = task.n - i_feature;
+  } else {
+    i_row = i_row_block * kItemRows + i_tile * kTileRows + i_half * kQuads;
+    num_rows = task.n - i_row;
+  }
+  constexpr int kColumns = kAccessBytes / sizeof(T);
+  T* p_out = static_cast<T*>(task.p_out) + i_row * task.out_row_stride + i_group * kGroup +
+             i_lane % 16 * kColumns;
+  const auto* p_pairs = reinterpret_cast<const uint2*>(p_words) + i_lane % 16;
   allow_next_kernel();
   wait_for_previous_kernel();
 
-  const bool odd = i_lane % 2 == 1;
-  const int i_column = i_group * kGroup + i_lane % 4 / 2 * 64;
 #pragma unroll
-  for (int i_half = 0; i_half < 2; ++i_half) {  // rows i_quad and i_quad + 8
-    const float magic_zero = kMagic + static_cast<float>(zeros >> (4 * i_half) & 15u);
-    uint4 chunks[kLaneChunks];
-#pragma unroll
-    for (int j = 0; j < kLaneChunks; ++j) {
-      const uint32_t first = word_of(words[j / 2], j % 2 * 2) >> (4 * i_half);
-      const uint32_t second = word_of(words[j / 2], j % 2 * 2 + 1) >> (4 * i_half);
-      unpack_four<T>(first, magic_zero, scales[i_half], chunks[j].x, chunks[j].y);
-      unpack_four<T>(second, magic_zero, scales[i_half], chunks[j].z, chunks[j].w);
+  for (int q = 0; q < kQuads; ++q) {
+    const float scale = __shfl_sync(kAllLanes, own_scale, i_half * 16 + q);
+    const float zero = __shfl_sync(kAllLanes, own_zero, i_half * 16 + q);
+    const uint2 pair = p_pairs[q * 16];
+    uint4 columns;
+    unpack_four<T>(pair.x >> (4 * i_half), zero, scale, columns.x, columns.y);
+    unpack_four<T>(pair.y >> (4 * i_half), zero, scale, columns.z, columns.w);
+    if (q < num_rows) {
+      *reinterpret_cast<uint4*>(p_out) = columns;
     }
-    int i_row;
-    bool exists;
-    if (task.interleaved) {
-      const int i_feature = i_row_block * (kItemRows / 2) + i_tile * (kTileRows / 2) + i_quad;
-      exists = i_feature < task.n;
-      i_row = i_half * task.n + i_feature;
-    } else {
-      i_row = i_row_block * kItemRows + i_tile * kTileRows + i_half * 8 + i_quad;
-      exists = i_row < task.n;
-    }
-    T* p_row = static_cast<T*>(task.p_out) + i_row * task.out_row_stride + i_column;
-    store_row(chunks, reinterpret_cast<char*>(p_row), exists, odd);
+    p_out += task.out_row_stride;
   }
 }
 
