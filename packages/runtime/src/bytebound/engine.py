@@ -21,10 +21,12 @@ from bytebound.config import ModelConfig
 from bytebound.drafts.base import Draft, Proposal
 from bytebound.errors import ContextOverflowError, InvalidRequestError, TokenizerMissingError
 from bytebound.executor import Executor
-from bytebound.loading import Progress, check_integer, load_engine_parts
+from bytebound.loading import load_engine_parts
 from bytebound.memory import MemoryPlan
+from bytebound.reading import Progress
 from bytebound.results import GenerationResult, StreamEvent, TokenLogprob
 from bytebound.sampling import Sampler, SamplingParams
+from bytebound.settings import check_integer
 from bytebound.speculation import accept
 from bytebound.text.tokenizer import Tokenizer
 
@@ -78,18 +80,23 @@ class Engine:
     ) -> "Engine":
         """Load a model folder, or the shipped model by its name ``"tiny"``.
 
-        ``backend``: "reference" (PyTorch, CPU or GPU) or "auto"; ``device`` and ``dtype``
+        ``random:qwen3.5-27b``, or ``random:`` and the path of a config.json, stands for that shape
+        with random 4-bit weights, for measuring speed (``backend="cuda"``).
+
+        ``backend``: "reference" (PyTorch, CPU or GPU), which "auto" means too, or "cuda" (the
+        kernels; bfloat16 activations, matrices as the folder stores them). ``device`` and ``dtype``
         ("float32" or "bfloat16") are for the reference backend, by default the GPU with the
-        checkpoint's dtype if there is one, else the CPU with float32. ``max_len`` counts prompt and
-        completion, by default 8,192 or the model's own limit if that is less; a value above the
-        limit is refused. ``draft``: "mtp", "ngram", "none" or a Draft; a checkpoint without an MTP
-        head runs without drafts and says so in a warning. ``num_draft_tokens`` is 1 to 8. ``seed``
-        serves requests that bring none; without either, sampling differs from run to run.
+        checkpoint's dtype if there is one, else the CPU with float32. ``kv_dtype``: "auto", with
+        "cuda" also "bfloat16" and "fp8". ``max_len`` counts prompt and completion, by default 8,192
+        or the model's own limit if that is less; a value above the limit is refused. ``draft``:
+        "mtp", "ngram", "none" or a Draft; a checkpoint without an MTP head runs without drafts and
+        says so in a warning. ``num_draft_tokens`` is 1 to 8, with "cuda" 1 to 7. ``seed`` serves
+        requests that bring none; without either, sampling differs from run to run.
         ``on_progress(done, total)`` is told about bytes of weights as they are read.
 
         Raises CheckpointError (damaged folder), UnsupportedModelError (another family or format),
         InvalidSettingError (a setting that is unknown or impossible), CudaUnavailableError
-        (``backend="cuda"``).
+        (``backend="cuda"``), UnsupportedShapeError (a dimension that has no kernel).
         """
         if seed is not None:
             check_integer("seed", seed, -(2**63), 2**64 - 1)

@@ -1,43 +1,74 @@
 """From a folder and settings to an engine's parts. Settings are checked before a weight is read."""
 
-import difflib
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TypedDict
+from typing import Protocol, TypedDict
 
 import torch
 
-from bytebound.checkpoint import Checkpoint, load_checkpoint
-from bytebound.config import ModelConfig
+from bytebound.checkpoint import load_checkpoint
+from bytebound.config import ModelConfig, read_json_object
 from bytebound.drafts import Draft, MtpDraft, NgramDraft
-from bytebound.errors import CheckpointError, CudaUnavailableError, InvalidSettingError
+from bytebound.errors import CheckpointError, InvalidSettingError
+from bytebound.executor import Executor
 from bytebound.memory import MemoryPlan, MemorySettings, byte_budget, check_fits, memory_plan
-from bytebound.names import resolve_model
+from bytebound.names import random_shape, resolve_model
+from bytebound.reading import Progress
 from bytebound.reference.executor import PREFILL_CHUNK, ReferenceExecutor
 from bytebound.reference.layout import store_output_major
-from bytebound.reference.rows import MAX_VERIFY_ROWS, WINDOW
+from bytebound.reference.rows import WINDOW
+from bytebound.settings import (
+    BACKENDS,
+    MAX_CUDA_DRAFT_TOKENS,
+    MAX_DRAFT_TOKENS,
+    check_choice,
+    check_cuda,
+    check_device,
+    check_draft,
+    check_dtype,
+    check_integer,
+    check_kv_dtype,
+    check_max_len,
+)
 from bytebound.text.tokenizer import Tokenizer, load_tokenizer
-
-BACKENDS = ("auto", "reference", "cuda")
-DRAFTS = ("none", "mtp", "ngram")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-DEFAULT_MAX_LEN = 8192
-MAX_DRAFT_TOKENS = MAX_VERIFY_ROWS - 1
-
-Progress = Callable[[int, int], None]
 
 
 class EngineParts(TypedDict):
     """Keyword arguments of ``Engine``."""
 
-    executor: ReferenceExecutor
+    executor: Executor
     draft: Draft | None
     num_draft_tokens: int
     tokenizer: Tokenizer | None
     config: ModelConfig
     end_ids: tuple[int, ...]
+    memory_plan: MemoryPlan
+    bytes_per_token: float
+
+
+class _Backend(Protocol):
+    """What a backend makes of a folder."""
+
+    @property
+    def executor(self) -> Executor: ...
+    @property
+    def with_mtp(self) -> bool: ...
+    @property
+    def make_mtp(self) -> Callable[[], Draft]: ...
+    @property
+    def memory_plan(self) -> MemoryPlan: ...
+    @property
+    def bytes_per_token(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _ReferenceParts:
+    executor: ReferenceExecutor
+    with_mtp: bool
+    make_mtp: Callable[[], MtpDraft]
     memory_plan: MemoryPlan
     bytes_per_token: float
 
@@ -56,53 +87,101 @@ def load_engine_parts(
     on_progress: Progress | None = None,
 ) -> EngineParts:
     """Check settings, load the folder, build the parts. See ``Engine.from_pretrained``."""
-    _check_choice("backend", backend, BACKENDS)
-    _check_draft(draft)
+    check_choice("backend", backend, BACKENDS)
+    check_draft(draft)
+    on_cuda = backend == "cuda"
     if draft_vocab is not None:
+        name = "cuda" if on_cuda else "reference"
         raise InvalidSettingError(
-            f"draft_vocab={draft_vocab!r}: the reference backend drafts over the whole vocabulary; "
+            f"draft_vocab={draft_vocab!r}: the {name} backend drafts over the whole vocabulary; "
             "use None"
         )
-    check_integer("num_draft_tokens", num_draft_tokens, 1, MAX_DRAFT_TOKENS)
-    if backend == "cuda":
-        raise CudaUnavailableError(
-            "backend='cuda': this version has no CUDA engine; "
-            "use backend='reference', which runs on a GPU too"
-        )
+    most = MAX_CUDA_DRAFT_TOKENS if on_cuda else MAX_DRAFT_TOKENS
+    check_integer("num_draft_tokens", num_draft_tokens, 1, most)
+    if on_cuda:
+        check_cuda(device, dtype)
     where = check_device(device)
-    folder = resolve_model(path_or_name)
-    config = ModelConfig.from_folder(folder)
+    folder, config = find_model(path_or_name)
     kind = check_dtype(dtype, config, where)
-    if kv_dtype not in ("auto", str(kind).removeprefix("torch.")):
-        raise InvalidSettingError(
-            f"kv_dtype={kv_dtype!r}: the reference backend keeps KV in its own dtype; use 'auto'"
-        )
     length = check_max_len(max_len, config)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = None if folder is None else load_tokenizer(folder)
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, "
             f"the model only {config.vocab_size}"
         )
-    _check_memory(config, length, kind, where)
-    checkpoint = load_checkpoint(folder, config, dtype=kind, device=where, on_progress=on_progress)
-    if where.type == "cpu" and kind == torch.float32:
-        store_output_major(checkpoint.weights)
-    with_mtp = checkpoint.weights.mtp is not None
-    drafter = _make_draft(draft, checkpoint, config, length)
+    parts: _Backend
+    if on_cuda:
+        from bytebound.cuda.loading import load_cuda
+
+        parts = load_cuda(
+            folder,
+            config,
+            max_len=length,
+            kv_dtype=kv_dtype,
+            verify_rows=1 if draft == "none" else 1 + num_draft_tokens,
+            on_progress=on_progress,
+        )
+    elif folder is None:
+        raise InvalidSettingError(
+            f"{path_or_name}: random weights are made by backend='cuda' only; got {backend!r}"
+        )
+    else:
+        check_kv_dtype(kv_dtype, kind)
+        parts = _load_reference(folder, config, length, kind, where, on_progress)
+    if folder is None:
+        warnings.warn(
+            f"{path_or_name}: the weights are random, so every token is noise; only its speed "
+            "means something",
+            stacklevel=3,
+        )
     return EngineParts(
-        executor=ReferenceExecutor(checkpoint.weights, config, max_len=length),
-        draft=drafter,
+        executor=parts.executor,
+        draft=_make_draft(draft, parts),
         num_draft_tokens=num_draft_tokens,
         tokenizer=tokenizer,
         config=config,
         end_ids=(*config.eos_token_ids, *(tokenizer.eos_ids if tokenizer else ())),
-        memory_plan=plan_memory(config, length, kind, with_mtp=with_mtp),
-        bytes_per_token=byte_budget(
+        memory_plan=parts.memory_plan,
+        bytes_per_token=parts.bytes_per_token,
+    )
+
+
+def find_model(path_or_name: str | PathLike[str]) -> tuple[Path | None, ModelConfig]:
+    """Return the model's folder and config; no folder where its weights are to be random."""
+    shape = random_shape(path_or_name)
+    if shape is not None:
+        return None, ModelConfig.from_dict(read_json_object(shape.parent, shape.name))
+    folder = resolve_model(path_or_name)
+    return folder, ModelConfig.from_folder(folder)
+
+
+def _load_reference(
+    folder: Path,
+    config: ModelConfig,
+    max_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_progress: Progress | None,
+) -> _ReferenceParts:
+    _check_memory(config, max_len, dtype, device)
+    checkpoint = load_checkpoint(
+        folder, config, dtype=dtype, device=device, on_progress=on_progress
+    )
+    weights = checkpoint.weights
+    if device.type == "cpu" and dtype == torch.float32:
+        store_output_major(weights)
+    with_mtp = weights.mtp is not None
+    return _ReferenceParts(
+        ReferenceExecutor(weights, config, max_len=max_len),
+        with_mtp,
+        lambda: MtpDraft(weights, config, max_len=max_len),
+        plan_memory(config, max_len, dtype, with_mtp=with_mtp),
+        byte_budget(
             config,
-            bits_per_weight=8.0 * kind.itemsize,
-            kv_bytes=kind.itemsize,
-            small_bytes=kind.itemsize,
+            bits_per_weight=8.0 * dtype.itemsize,
+            kv_bytes=dtype.itemsize,
+            small_bytes=dtype.itemsize,
         ).total,
     )
 
@@ -152,87 +231,18 @@ def available_memory(device: torch.device) -> int | None:
     return int(sizes[0]) * 1024 if sizes else None
 
 
-def check_max_len(max_len: int | None, config: ModelConfig) -> int:
-    """The context to allocate: None is the default, cut to the model's limit."""
-    limit = config.max_position_embeddings
-    if max_len is None:
-        return min(DEFAULT_MAX_LEN, limit)
-    return check_integer("max_len", max_len, 1, limit)
-
-
-def check_device(device: str | torch.device | None) -> torch.device:
-    """A device that exists here; None takes the GPU if there is one."""
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        where = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise InvalidSettingError(
-            f"device={device!r}: expected 'cpu', 'cuda' or 'cuda:N'"
-        ) from None
-    if where.type not in ("cpu", "cuda"):
-        raise InvalidSettingError(f"device={device!r}: expected 'cpu', 'cuda' or 'cuda:N'")
-    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
-        raise CudaUnavailableError(
-            f"device={device!r}: PyTorch sees {torch.cuda.device_count()} CUDA devices here; "
-            "use 'cpu'"
-        )
-    return where
-
-
-def check_dtype(
-    dtype: str | torch.dtype | None, config: ModelConfig, device: torch.device
-) -> torch.dtype:
-    """The dtype to compute in; None means float32 on a CPU and the checkpoint's own on a GPU."""
-    if dtype is None:
-        own = "float32" if device.type == "cpu" else config.dtype
-        return DTYPES.get(own or "bfloat16", torch.bfloat16)
-    name = str(dtype).removeprefix("torch.")
-    _check_choice("dtype", name, tuple(DTYPES))
-    return DTYPES[name]
-
-
-def check_integer(name: str, value: int, low: int, high: int) -> int:
-    """A whole number within bounds, or InvalidSettingError."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidSettingError(f"{name}={value!r}: expected a whole number from {low} to {high}")
-    return value
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value in choices:
-        return
-    close = difflib.get_close_matches(str(value), choices, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise InvalidSettingError(f"{name}={value!r}: expected one of {', '.join(choices)}{hint}")
-
-
-def _check_draft(draft: str | Draft) -> None:
-    if isinstance(draft, str):
-        _check_choice("draft", draft, DRAFTS)
-        return
-    missing = [part for part in ("name", "begin", "observe", "propose") if not hasattr(draft, part)]
-    if missing:
-        raise InvalidSettingError(
-            f"draft={draft!r}: expected one of {', '.join(DRAFTS)}, "
-            f"or an object that has {', '.join(missing)} as well"
-        )
-
-
-def _make_draft(
-    draft: str | Draft, checkpoint: Checkpoint, config: ModelConfig, max_len: int
-) -> Draft | None:
+def _make_draft(draft: str | Draft, parts: _Backend) -> Draft | None:
     if not isinstance(draft, str):
         return draft
     if draft == "ngram":
         return NgramDraft()
     if draft == "none":
         return None
-    if checkpoint.weights.mtp is None:
+    if not parts.with_mtp:
         warnings.warn(
             "draft='mtp': this checkpoint has no MTP head, so nothing will be drafted; "
             "use draft='ngram', or draft='none' to silence this",
             stacklevel=4,
         )
         return None
-    return MtpDraft(checkpoint.weights, config, max_len=max_len)
+    return parts.make_mtp()

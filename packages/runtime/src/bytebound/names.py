@@ -1,4 +1,4 @@
-"""From what a user calls a model to the folder that holds it; nothing is ever downloaded."""
+"""From what a user calls a model to the files that hold it; nothing is ever downloaded."""
 
 import difflib
 import importlib.resources
@@ -10,6 +10,11 @@ from bytebound.errors import CheckpointError
 
 # Models that travel with the package, under ``models/<name>``.
 KNOWN_NAMES = ("tiny",)
+
+# "random:<name or config.json>" is a shape with random weights; these shapes travel with the
+# package, as ``models/shapes/<name>.json``.
+RANDOM = "random:"
+KNOWN_SHAPES = ("qwen3.5-27b",)
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -36,6 +41,26 @@ def resolve_model(path_or_name: str | os.PathLike[str]) -> Path:
             f"{given} is a file; give the folder that holds it, with config.json and safetensors"
         )
     raise CheckpointError(_not_found(given))
+
+
+def random_shape(path_or_name: str | os.PathLike[str]) -> Path | None:
+    """Return the config file of a ``random:`` model; None for any other model."""
+    given = str(path_or_name)
+    if not given.startswith(RANDOM):
+        return None
+    shape = given.removeprefix(RANDOM)
+    if shape in KNOWN_SHAPES:
+        models = importlib.resources.files("bytebound").joinpath("models", "shapes")
+        return Path(str(models.joinpath(f"{shape}.json")))
+    file = Path(shape).expanduser()
+    if file.is_dir():
+        file /= "config.json"
+    if not file.is_file():
+        raise CheckpointError(
+            f"no shape {shape!r}: after {RANDOM!r} give the path of a config.json, or one of "
+            f"{', '.join(KNOWN_SHAPES)}"
+        )
+    return file
 
 
 def _shipped(name: str) -> Path:

@@ -74,7 +74,7 @@ def gptq(
     """
     if dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
-    from bytebound.loading import check_device, check_dtype
+    from bytebound.settings import check_device, check_dtype
     from bytebound.text.tokenizer import load_tokenizer
 
     from bytebound_quant.calibration import load_calibration

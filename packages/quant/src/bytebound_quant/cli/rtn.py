@@ -26,7 +26,7 @@ def rtn(
     Killed at any point, the same command continues. Until it is done the folder is called
     DST.partial and does not load.
     """
-    from bytebound.loading import check_device
+    from bytebound.settings import check_device
 
     from bytebound_quant.cli.running import run_job
     from bytebound_quant.grid import Scheme

@@ -210,8 +210,9 @@ def plans(
 ) -> Report:
     """What the reference backend holds here, and what a kernel backend holds at each width."""
     from bytebound.cli.opening import check_max_len
-    from bytebound.loading import DEFAULT_MAX_LEN, check_device, check_dtype, plan_memory
+    from bytebound.loading import plan_memory
     from bytebound.memory import MemorySettings, memory_plan
+    from bytebound.settings import DEFAULT_MAX_LEN, check_device, check_dtype
 
     check_max_len(max_len, config)
     length = min(DEFAULT_MAX_LEN, config.max_position_embeddings) if max_len is None else max_len

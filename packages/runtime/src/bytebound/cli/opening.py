@@ -19,15 +19,13 @@ SEED_BITS = 32  # JSON readers that keep numbers as doubles read such a seed exa
 def open_engine(options: EngineOptions, sampling: SamplingOptions) -> "Engine":
     """Load the model; whatever is wrong with the options is said before its weights are read."""
     with Waiting("loading") as waiting:
-        from bytebound.config import ModelConfig
         from bytebound.engine import Engine
-        from bytebound.names import resolve_model
+        from bytebound.loading import find_model
         from bytebound.sampling import SamplingParams
 
         waiting.check()
         SamplingParams(**sampling.given())  # each value by itself; the model's own come later
-        folder = resolve_model(options.model)
-        config = ModelConfig.from_folder(folder)
+        folder, config = find_model(options.model)
         check_max_len(options.max_len, config)
         try:
             return Engine.from_pretrained(
@@ -62,13 +60,13 @@ def draft_name(engine: "Engine") -> str:
     return "none" if engine.draft is None else engine.draft.name
 
 
-def _draft(asked: str | None, folder: Path, config: "ModelConfig") -> str:
+def _draft(asked: str | None, folder: Path | None, config: "ModelConfig") -> str:
     """The draft to load; an explicit mtp needs the head, the default takes it where it is."""
     from bytebound.checkpoint import read_headers
 
     if asked is not None and asked != "mtp":
         return asked  # the engine knows the names
-    if read_headers(folder, config).with_mtp:
+    if config.mtp_num_hidden_layers if folder is None else read_headers(folder, config).with_mtp:
         return "mtp"
     if asked is None:
         return "none"

@@ -1,0 +1,123 @@
+"""Settings of an engine, each checked by itself before anything is read."""
+
+import difflib
+
+import torch
+
+from bytebound.config import ModelConfig
+from bytebound.drafts import Draft
+from bytebound.errors import CudaUnavailableError, InvalidSettingError
+from bytebound.reference.rows import MAX_VERIFY_ROWS
+
+BACKENDS = ("auto", "reference", "cuda")
+DRAFTS = ("none", "mtp", "ngram")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DEFAULT_MAX_LEN = 8192
+MAX_DRAFT_TOKENS = MAX_VERIFY_ROWS - 1
+MAX_CUDA_DRAFT_TOKENS = 7  # a pass of the kernels takes eight rows
+
+
+def check_integer(name: str, value: int, low: int, high: int) -> int:
+    """A whole number within bounds, or InvalidSettingError."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidSettingError(f"{name}={value!r}: expected a whole number from {low} to {high}")
+    return value
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """One of a few names, or InvalidSettingError that suggests the nearest."""
+    if value in choices:
+        return
+    close = difflib.get_close_matches(str(value), choices, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise InvalidSettingError(f"{name}={value!r}: expected one of {', '.join(choices)}{hint}")
+
+
+def check_max_len(max_len: int | None, config: ModelConfig) -> int:
+    """The context to allocate: None is the default, cut to the model's limit."""
+    limit = config.max_position_embeddings
+    if max_len is None:
+        return min(DEFAULT_MAX_LEN, limit)
+    return check_integer("max_len", max_len, 1, limit)
+
+
+def check_device(device: str | torch.device | None) -> torch.device:
+    """A device that exists here; None takes the GPU if there is one."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InvalidSettingError(
+            f"device={device!r}: expected 'cpu', 'cuda' or 'cuda:N'"
+        ) from None
+    if where.type not in ("cpu", "cuda"):
+        raise InvalidSettingError(f"device={device!r}: expected 'cpu', 'cuda' or 'cuda:N'")
+    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+        raise CudaUnavailableError(
+            f"device={device!r}: PyTorch sees {torch.cuda.device_count()} CUDA devices here; "
+            "use 'cpu'"
+        )
+    return where
+
+
+def check_dtype(
+    dtype: str | torch.dtype | None, config: ModelConfig, device: torch.device
+) -> torch.dtype:
+    """The dtype to compute in; None means float32 on a CPU and the checkpoint's own on a GPU."""
+    if dtype is None:
+        own = "float32" if device.type == "cpu" else config.dtype
+        return DTYPES.get(own or "bfloat16", torch.bfloat16)
+    name = str(dtype).removeprefix("torch.")
+    check_choice("dtype", name, tuple(DTYPES))
+    return DTYPES[name]
+
+
+def check_kv_dtype(kv_dtype: str, dtype: torch.dtype) -> None:
+    """Refuse a KV dtype other than the reference backend's own."""
+    if kv_dtype not in ("auto", str(dtype).removeprefix("torch.")):
+        raise InvalidSettingError(
+            f"kv_dtype={kv_dtype!r}: the reference backend keeps KV in its own dtype; use 'auto'"
+        )
+
+
+def check_cuda(device: str | torch.device | None, dtype: str | torch.dtype | None) -> None:
+    """Refuse the CUDA backend where it cannot run, and settings that are not its own."""
+    if dtype is not None and str(dtype).removeprefix("torch.") != "bfloat16":
+        raise InvalidSettingError(
+            f"dtype={dtype!r}: backend='cuda' computes in bfloat16; use None, or "
+            "backend='reference'"
+        )
+    try:
+        import bytebound_kernels
+        import bytebound_kernels.prefill
+    except ImportError as error:
+        raise CudaUnavailableError(
+            f"backend='cuda': {error}; use backend='reference', which needs no kernels"
+        ) from error
+    problem = bytebound_kernels.cuda_problem()
+    if problem is None and not torch.cuda.is_available():
+        problem = "this PyTorch is built without CUDA"
+    if problem is not None:
+        raise CudaUnavailableError(
+            f"backend='cuda': {problem}; use backend='reference', which runs everywhere"
+        )
+    where = check_device(device)
+    if where != torch.device("cuda") and where.index != torch.cuda.current_device():
+        raise InvalidSettingError(
+            f"device={device!r}: backend='cuda' runs on PyTorch's current device, cuda:"
+            f"{torch.cuda.current_device()}; use None, and CUDA_VISIBLE_DEVICES to choose"
+        )
+
+
+def check_draft(draft: str | Draft) -> None:
+    """A known name, or an object with the parts of a Draft."""
+    if isinstance(draft, str):
+        check_choice("draft", draft, DRAFTS)
+        return
+    missing = [part for part in ("name", "begin", "observe", "propose") if not hasattr(draft, part)]
+    if missing:
+        raise InvalidSettingError(
+            f"draft={draft!r}: expected one of {', '.join(DRAFTS)}, "
+            f"or an object that has {', '.join(missing)} as well"
+        )
