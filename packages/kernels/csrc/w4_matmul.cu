@@ -138,56 +138,95 @@ __device__ __forceinline__ void take_flag(int* p) {
   *p = -1;
 }
 
+// Where a unit lies. Divisions are slow, so a copy goes on from the unit before where it can.
+struct Place {
+  int unit;
+  int i_group;
+  int i_row_block;  // the first of the tile
+  int i_column;     // the first activation row of the tile
+
+  template <typename S>
+  __device__ __forceinline__ void go_to(const Task& task, int next) {
+    if (next == unit + 1 && i_group + 1 < task.num_groups) {
+      ++i_group;
+    } else {
+      const int i_tile = next / task.num_groups;
+      const int i_rows = i_tile / task.num_columns;
+      i_group = next - i_tile * task.num_groups;
+      i_row_block = i_rows * kItems;
+      i_column = (i_tile - i_rows * task.num_columns) * S::kColumns;
+    }
+    unit = next;
+  }
+};
+
 template <typename S>
-__device__ __forceinline__ void copy_weights(const Task& task, int unit, char* p_stage) {
-  const int i_tile = unit / task.num_groups;
-  const int i_group = unit - i_tile * task.num_groups;
-  const int i_row_block = i_tile / task.num_columns * kItems;
+__device__ __forceinline__ void copy_weights(const Task& task, const Place& place, char* p_stage) {
+  constexpr int kChunks = kWordBytes / 16;
+  constexpr int kParameterThreads = 16;  // of an item
+  static_assert(kChunks % S::kThreads == 0, "every thread copies equally many words");
+  static_assert((kMaxItemBytes - kWordBytes) / 16 <= kParameterThreads, "one chunk each");
+  static_assert(kItems * kParameterThreads <= S::kThreads, "one chunk each");
   const int bytes = item_bytes(task.asymmetric);
   const uint32_t to = shared_address(p_stage + S::kXBytes);
+  const std::int64_t row_bytes = static_cast<std::int64_t>(task.num_groups) * bytes;
+  const unsigned char* p_first = task.p_items + place.i_row_block * row_bytes +
+                                 static_cast<std::int64_t>(place.i_group) * bytes;
+  const int num_items = min(task.num_row_blocks - place.i_row_block, kItems);
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
-    const bool exists = i_row_block + i < task.num_row_blocks;
-    const std::int64_t i_item =
-        static_cast<std::int64_t>(exists ? i_row_block + i : i_row_block) * task.num_groups +
-        i_group;
-    const unsigned char* p_item = task.p_items + i_item * bytes;
-    for (int o = threadIdx.x * 16; o < bytes; o += S::kThreads * 16) {
+    const bool exists = i < num_items;
+    const unsigned char* p_item = p_first + (exists ? i * row_bytes : 0);
+#pragma unroll
+    for (int j = 0; j < kChunks; j += S::kThreads) {
+      const int o = (j + static_cast<int>(threadIdx.x)) * 16;
       async_copy_16(to + i * kMaxItemBytes + o, p_item + o, exists ? 16 : 0);
     }
+  }
+  const int i = threadIdx.x / kParameterThreads;
+  const int o = kWordBytes + static_cast<int>(threadIdx.x) % kParameterThreads * 16;
+  if (i < kItems && o < bytes) {
+    const bool exists = i < num_items;
+    async_copy_16(to + i * kMaxItemBytes + o, p_first + (exists ? i * row_bytes : 0) + o,
+                  exists ? 16 : 0);
   }
 }
 
 // A row's sixteen chunks lie transposed as [4 of a lane][4 lanes], odd rows with bit 2 flipped:
 // eight lanes that read together (two rows, four lanes of a quad) then meet eight different banks.
 template <typename S, typename T>
-__device__ __forceinline__ void copy_activations(const Task& task, int unit, char* p_stage) {
-  const int i_tile = unit / task.num_groups;
-  const int i_group = unit - i_tile * task.num_groups;
-  const int i_column = i_tile % task.num_columns * S::kColumns;
+__device__ __forceinline__ void copy_activations(const Task& task,
+                                                 const Place& place,
+                                                 char* p_stage) {
   const int i_first = threadIdx.x / kXRowChunks;
-  const int place = threadIdx.x % kXRowChunks;
-  const int turned = place ^ (i_first % 2 * 4);
+  const int i_slot = threadIdx.x % kXRowChunks;
+  const int turned = i_slot ^ (i_first % 2 * 4);
   const int i_chunk = turned % 4 * 4 + turned / 4;
-  const T* p_x = static_cast<const T*>(task.p_x) + i_group * kGroup + i_chunk * 8;
-  const uint32_t to = shared_address(p_stage) + place * 16;
   constexpr int kStep = S::kThreads / kXRowChunks;
   static_assert(kStep % 2 == 0, "a thread's rows are all even or all odd");
+  static_assert(S::kColumns % kStep == 0, "every thread copies equally many rows");
+  const T* p_x = static_cast<const T*>(task.p_x);
+  const T* p_row =
+      p_x + (place.i_column + i_first) * task.x_row_stride + place.i_group * kGroup + i_chunk * 8;
+  const uint32_t to = shared_address(p_stage) + i_first * kXRowBytes + i_slot * 16;
+  const int num_rows = task.num_rows - place.i_column - i_first;  // from this thread's first on
 #pragma unroll
-  for (int i = i_first; i < S::kColumns; i += kStep) {
-    const int i_row = i_column + i;
-    const bool exists = i_row < task.num_rows;
-    async_copy_16(to + i * kXRowBytes, p_x + (exists ? i_row : 0) * task.x_row_stride,
-                  exists ? 16 : 0);
+  for (int i = 0; i < S::kColumns; i += kStep) {
+    const bool exists = i < num_rows;
+    async_copy_16(to + i * kXRowBytes, exists ? p_row : p_x, exists ? 16 : 0);
+    p_row += kStep * task.x_row_stride;
   }
 }
 
 template <typename S>
 using Sums = float[kWarpTiles][S::kN][4];
 
-// sums += the product of one unit.
-template <typename S, typename T>
-__device__ __forceinline__ void multiply(const Task& task, const char* p_stage, Sums<S>& sums) {
+// sums += the product of one unit. Calls copy_next() once the tensor cores have work.
+template <typename S, typename T, typename CopyNext>
+__device__ __forceinline__ void multiply(const Task& task,
+                                         const char* p_stage,
+                                         const CopyNext& copy_next,
+                                         Sums<S>& sums) {
   const int i_lane = threadIdx.x % kWarp;
   const int i_warp = threadIdx.x / kWarp;
   const int i_quad = i_lane / 4;
@@ -244,6 +283,9 @@ __device__ __forceinline__ void multiply(const Task& task, const char* p_stage, 
           mma_m16n8k16(c[t][i_n], a[t][j], b[j], T());
         }
       }
+    }
+    if (i_two == 0) {
+      copy_next();
     }
   }
 #pragma unroll
@@ -403,18 +445,19 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm) w4_matmul_kernel
   const int count = units.count();
 
   // Weights are constant; activations may be what the previous kernel is still writing.
-#pragma unroll
-  for (int i = 0; i < S::kStages - 1; ++i) {
-    if (i < count) {
-      copy_weights<S>(task, units.at(i), shared + i * S::kStageBytes);
-    }
+  Place place = {-2, 0, 0, 0};
+#pragma unroll 1
+  for (int i = 0; i < S::kStages - 1 && i < count; ++i) {
+    place.go_to<S>(task, units.at(i));
+    copy_weights<S>(task, place, shared + i * S::kStageBytes);
   }
   allow_next_kernel();
   wait_for_previous_kernel();
-#pragma unroll
+#pragma unroll 1
   for (int i = 0; i < S::kStages - 1; ++i) {
     if (i < count) {
-      copy_activations<S, T>(task, units.at(i), shared + i * S::kStageBytes);
+      place.go_to<S>(task, units.at(i));
+      copy_activations<S, T>(task, place, shared + i * S::kStageBytes);
     }
     async_copy_commit();
   }
@@ -429,14 +472,16 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm) w4_matmul_kernel
   for (int i = 0; i < count; ++i) {
     async_copy_wait_but<S::kStages - 2>();
     __syncthreads();
-    if (i + S::kStages - 1 < count) {
-      const int next = units.at(i + S::kStages - 1);
-      char* p_stage = shared + i_next_stage * S::kStageBytes;
-      copy_weights<S>(task, next, p_stage);
-      copy_activations<S, T>(task, next, p_stage);
-    }
-    async_copy_commit();
-    multiply<S, T>(task, shared + i_stage * S::kStageBytes, sums);
+    const auto copy_next = [&] {
+      if (i + S::kStages - 1 < count) {
+        place.go_to<S>(task, units.at(i + S::kStages - 1));
+        char* p_stage = shared + i_next_stage * S::kStageBytes;
+        copy_weights<S>(task, place, p_stage);
+        copy_activations<S, T>(task, place, p_stage);
+      }
+      async_copy_commit();
+    };
+    multiply<S, T>(task, shared + i_stage * S::kStageBytes, copy_next, sums);
     i_stage = i_stage + 1 == S::kStages ? 0 : i_stage + 1;
     i_next_stage = i_next_stage + 1 == S::kStages ? 0 : i_next_stage + 1;
 
