@@ -69,8 +69,8 @@ def check(args, tolerance, assert_close):
         assert mine[:, end:].isnan().all(), f"{name} is written beyond the rows"
 
 
-@pytest.mark.parametrize("t", [1, 15, 17, 33], ids=lambda t: f"T{t}")
-@pytest.mark.parametrize("position", [0, 1, 15, 40], ids=lambda p: f"p{p}")
+@pytest.mark.parametrize("t", [1, 15, 17], ids=lambda t: f"T{t}")
+@pytest.mark.parametrize("position", [0, 15, 40], ids=lambda p: f"p{p}")
 def test_lengths_and_positions(t, position, assert_close) -> None:
     check(arguments(t, position=position), 1e-3, assert_close)
 
