@@ -127,8 +127,8 @@ def gdn_prefill(
     Numerics: the state is carried in float32. Operands of the matrix products are float16 for
     16-bit activations (convolved values must stay below 65504), float32 in three TF32 products for
     float32 ones; all sums are float32. State and output (before its rounding) stay within 1e-3
-    relative RMS error of the step form in float64, within 1e-5 for float32; where all keys are equal
-    and nothing decays, outputs in 16 bits have been seen 1.4e-3 off. The result depends on
+    relative RMS error of the step form in float64, within 1e-5 for float32. Where all keys are
+    equal and nothing decays, outputs in 16 bits have been seen 1.4e-3 off. The result depends on
     where a prompt is split into passes, within the same tolerance; the same pass has the same bits
     in every run.
 
