@@ -1,15 +1,22 @@
-"""Quantization of one layer of each kind at the 27B shape: time, GPU memory, and RTN's speed.
+"""Quantization of one layer of each kind at the 27B shape: time, memory, and RTN's speed.
 
     python bench/quant_layer.py --json FILE [--device cuda] [--windows 256] [--window 2048]
 
-GPTQ runs the job's own layer code on random weights and random hidden states, which lie in host
-memory as in a real run. Random values are right for time and memory and say nothing of quality.
-Writes all samples in the form that bench/README.md describes. ``--shape small`` is for trying it.
+GPTQ runs the job's own layer code with the command's default options on random weights and random
+hidden states, those of the quantized and those of the 16-bit run, which lie in host memory as in a
+real run. One ``LayerJob`` serves all layers, as there. Random values are right for time and memory
+and say nothing of quality.
+
+``gptq_layer.s`` is the slower kind of layer; the case of ``gptq_layer.<kind>.s`` says how the
+median sample came about, matrix by matrix. GPU memory is what torch took from the card, unused
+blocks included. Writes all samples in the form that bench/README.md describes. ``--shape small`` is
+for trying it.
 """
 
 import argparse
 import json
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -98,20 +105,76 @@ def random_layer(
     return tensors
 
 
+class Clock:
+    """Where the time of one layer goes: moments, solving, and all else (forward passes, copies)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._spans: list[tuple[Any, Any]] = []
+        self._last = self._now()
+        self.begun = self._last
+        self.rows: list[str] = []
+
+    def add(self, moment: Hessian, *given: Any) -> None:
+        """``Hessian.add``, timed on the device without waiting for it."""
+        start = self._mark()
+        _ADD(moment, *given)
+        self._spans.append((start, self._mark()))
+
+    def solved(self, field: str, begun: float) -> None:
+        """A matrix is done; ``begun`` is when its inputs were all seen."""
+        now = self._now()
+        moments = sum(self._between(*span) for span in self._spans)
+        self._note(field, moments, now - begun, begun - self._last - moments)
+        self._last, self._spans = now, []
+
+    def done(self) -> float:
+        """Seconds of the whole layer."""
+        now = self._now()
+        self._note("rest", 0, 0, now - self._last)
+        return now - self.begun
+
+    def now(self) -> float:
+        """The time when the device is done with all that it was given."""
+        return self._now()
+
+    def _note(self, field: str, moments: float, solve: float, forward: float) -> None:
+        self.rows.append(f"{field} {moments:.2f} + {solve:.2f} + {forward:.2f}")
+        _say(f"  {self.rows[-1]}", self.begun)
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+    def _mark(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _between(self, start: Any, end: Any) -> float:
+        if self._device.type != "cuda":
+            return float(end - start)
+        return float(start.elapsed_time(end)) / 1e3
+
+
+_ADD = Hessian.add
+
+
 def gptq_layer(
-    config: ModelConfig,
-    kind: LayerType,
-    tensors: dict[str, torch.Tensor],
-    states: torch.Tensor,
-    device: torch.device,
-) -> float:
-    """Seconds for all matrices of the layer and the way of the states through it."""
-    scheme = Scheme()
+    job: LayerJob, kind: LayerType, tensors: dict[str, torch.Tensor], device: torch.device
+) -> tuple[float, str]:
+    """Seconds for all matrices of the layer and the way of the states through it, and where."""
+    scheme, dtype = Scheme(), job.states.dtype
     tails = {
         field: tail for field, tail in field_tails(kind).items() if tail.endswith(LAYER_MATRICES)
     }
+    clock = Clock(device)
 
     def solve(field: str, moment: Hessian) -> torch.Tensor:
+        begun = clock.now()
         weight = tensors[tails[field]]
         blocks = weight.split(block_rows(weight.shape[1]))  # type: ignore[no-untyped-call]
         packed = fit_matrix(blocks, moment, scheme, GptqOptions(), device).packed
@@ -119,15 +182,17 @@ def gptq_layer(
             tail: tensor if tail == "weight_shape" else tensor.to(device)
             for tail, tensor in packed.items()
         }
-        _say(f"  {field}", begun)
-        return unpack(moved, scheme).dequantize(states.dtype)
+        matrix = unpack(moved, scheme).dequantize(dtype)
+        clock.solved(field, begun)
+        return matrix
 
-    _synchronize(device)
-    begun = time.perf_counter()
-    layer = build_layer(lambda name: converted(name, tensors[name], states.dtype, device), "", kind)
-    LayerJob(config, states, device).quantize(layer, tails, solve)
-    _synchronize(device)
-    return time.perf_counter() - begun
+    layer = build_layer(lambda name: converted(name, tensors[name], dtype, device), "", kind)
+    Hessian.add = lambda moment, *given: clock.add(moment, *given)  # type: ignore[method-assign]
+    try:
+        job.quantize(layer, tails, solve)
+    finally:
+        Hessian.add = _ADD  # type: ignore[method-assign]
+    return clock.done(), "; ".join(clock.rows)
 
 
 def rtn_speed(matrices: list[torch.Tensor], device: torch.device) -> float:
@@ -154,27 +219,47 @@ def measure(arguments: argparse.Namespace, device: torch.device) -> dict[str, An
         "window": arguments.window,
         "scheme": Scheme().describe(),
         "dtype": str(dtype).removeprefix("torch."),
+        "options": "defaults",
     }
+    if not GptqOptions().compensate:
+        raise RuntimeError("the default has no 16-bit run; leave ideal out")
+    ideal = torch.empty_like(states)
+    job = LayerJob(config, states, device, ideal)
     metrics: dict[str, Any] = {}
     matrices: list[torch.Tensor] = []
-    peaks = []
+    reserved, allocated = [], []
     for label, kind in KINDS.items():
         tensors = random_layer(config, kind, device)
         matrices += [tensors[tail] for tail in tensors if tail.endswith(LAYER_MATRICES)]
         samples = []
         for _ in range(arguments.repeats):
             for index in range(arguments.windows):
-                states[index] = torch.randn(shape[1:], device=device)
+                values = torch.randn(shape[1:], device=device)
+                ideal[index] = values
+                states[index] = values + 0.05 * torch.randn_like(values)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(device)
-            samples.append(gptq_layer(config, kind, tensors, states, device))
-            _say(f"{label}: {samples[-1]:.2f} s", time.perf_counter())
+            samples.append(gptq_layer(job, kind, tensors, device))
+            _say(f"{label}: {samples[-1][0]:.2f} s", time.perf_counter())
             if device.type == "cuda":
-                peaks.append(torch.cuda.max_memory_allocated(device) / 2**30)
-        metrics[f"gptq_layer.{label}.s"] = _metric("s", "lower", samples, {**case, "layer": label})
-    if peaks:
-        metrics["gptq_peak_vram_gib"] = _metric("GiB", "lower", peaks, case)
+                reserved.append(torch.cuda.max_memory_reserved(device) / 2**30)
+                allocated.append(torch.cuda.max_memory_allocated(device) / 2**30)
+        times = [seconds for seconds, _ in samples]
+        middle = sorted(samples)[(len(samples) - 1) // 2][1]
+        parts = {"layer": label, "moments + solve + forward": middle}
+        metrics[f"gptq_layer.{label}.s"] = _metric("s", "lower", times, {**case, **parts})
+    slower = max(KINDS, key=lambda label: metrics[f"gptq_layer.{label}.s"]["median"])
+    times = metrics[f"gptq_layer.{slower}.s"]["samples"]
+    metrics["gptq_layer.s"] = _metric("s", "lower", times, {**case, "layer": slower})
+    if reserved:
+        metrics["gptq_peak_vram_gib"] = _metric("GiB", "lower", reserved, case)
+        metrics["gptq_peak_allocated_gib"] = _metric("GiB", "lower", allocated, case)
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    kept = (states.nbytes + ideal.nbytes) / 2**30
+    metrics["gptq_peak_host_gib"] = _metric(
+        "GiB", "lower", [host], {**case, "hidden states of both runs": f"{kept:.2f} GiB"}
+    )
     rtn_speed(matrices[:1], device)  # warm
     speeds = [rtn_speed(matrices, device) for _ in range(5)]
     rtn_case = {"model": case["model"], "scheme": case["scheme"], "mse": False}

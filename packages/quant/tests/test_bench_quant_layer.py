@@ -16,7 +16,26 @@ def test_it_runs_on_a_small_shape(tmp_path: Path) -> None:
     assert set(content["metrics"]) == {
         "gptq_layer.attention.s",
         "gptq_layer.gated_delta.s",
+        "gptq_layer.s",
+        "gptq_peak_host_gib",
         "rtn_gb_s",
     }
     for metric in content["metrics"].values():
         assert metric["median"] == statistics.median(metric["samples"]) > 0
+    parts = content["metrics"]["gptq_layer.attention.s"]["case"]["moments + solve + forward"]
+    named = [part.split()[0] for part in parts.split("; ")]
+    assert named == [
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+        "rest",
+    ]
+    slower = max(
+        ("attention", "gated_delta"),
+        key=lambda kind: content["metrics"][f"gptq_layer.{kind}.s"]["median"],
+    )
+    assert content["metrics"]["gptq_layer.s"]["case"]["layer"] == slower

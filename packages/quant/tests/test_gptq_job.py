@@ -169,7 +169,7 @@ def test_the_16_bit_run_goes_beside(tmp_path: Path, kind: str, wanted: bool) -> 
     # Zero matrices let the states pass, so what the stream lacks is known at both sums.
     inner = LayerJob(source.config, ideal.clone(), CPU)
     between = ideal.clone()
-    for index, mixed in enumerate(inner._mixer_inputs(layer, output)):
+    for index, (mixed, _) in enumerate(inner._mixer_inputs(layer, output)):
         between[index] += mixed @ getattr(layer.mixer, output).T
     normed = rms_norm(between, layer.post_attention_layernorm, 1e-6)
     mine = rms_norm(states, layer.post_attention_layernorm, 1e-6)
@@ -197,7 +197,7 @@ def test_the_lack_of_the_residual_stream(tmp_path: Path) -> None:
     sides = []
     for start in (states, ideal):
         one = LayerJob(source.config, start.clone(), CPU)
-        mixed = torch.stack(list(one._mixer_inputs(layer, "o_proj")))
+        mixed = torch.stack([seen.x for seen in one._mixer_inputs(layer, "o_proj")])
         between = start + mixed @ layer.mixer.o_proj.T
         y = rms_norm(between, layer.post_attention_layernorm, 1e-6)
         gated = torch.nn.functional.silu(y @ layer.mlp.gate_proj.T) * (y @ layer.mlp.up_proj.T)

@@ -26,10 +26,12 @@ from bytebound_quant.grid import (
     Scheme,
     check_weight,
     find_grid,
+    grid_search,
     round_to_codes,
 )
 from bytebound_quant.hessian import Hessian
 from bytebound_quant.refine import refined
+from bytebound_quant.replay import Replayed
 from bytebound_quant.rtn import rtn
 
 GROWTH = 10.0  # of the damping, after a failed attempt
@@ -337,11 +339,11 @@ def _solve(weight: Tensor, factor: _Factor, options: _Options) -> QuantizedMatri
     order, inverse = factor.order, factor.inverse
     columns, size = weight.shape[1], options.scheme.group_size
     work = weight.T.clone() if order is None else weight.T[order]  # [K, n]: columns contiguous
-    places = range(columns) if order is None else order.tolist()
     codes = torch.empty_like(work, dtype=torch.int8)  # [K, n], in the order of the columns
     grids = _Grids(weight.shape, weight.device, options, _costs(factor) if options.mse else None)
     if order is not None and not grids.find(0, weight):
         return None
+    round_block = Replayed(_round_block, changed=3)
     for start, end in _blocks(columns, options.block, size if order is None else columns):
         if order is None and start % size == 0:
             group = work[start : start + size].T
@@ -350,19 +352,35 @@ def _solve(weight: Tensor, factor: _Factor, options: _Options) -> QuantizedMatri
         part = work[start:end]
         errors = torch.empty_like(part)
         corner = inverse[start:end, start:end]
-        for j in range(end - start):
-            scale, zero = grids.of(places[start + j])
-            code = round_to_codes(part[j], scale, zero)
-            codes[start + j] = code
-            rounded = code * scale if zero is None else (code - zero) * scale
-            errors[j] = (part[j] - rounded) / corner[j, j]
-            part[j + 1 :].addr_(corner[j, j + 1 :], errors[j], alpha=-1)
+        grid = grids.of(slice(start, end) if order is None else order[start:end])
+        round_block(part, codes[start:end], errors, corner, *grid)
         work[end:].addmm_(inverse[start:end, end:].T, errors, alpha=-1)
     if not torch.isfinite(work).all():
         return None
     if order is not None:
         codes = torch.empty_like(codes).index_copy_(0, order, codes)
     return grids.matrix(codes.T.contiguous())
+
+
+def _round_block(
+    part: Tensor,
+    codes: Tensor,
+    errors: Tensor,
+    corner: Tensor,
+    scale: Tensor,
+    zero: Tensor | None = None,
+) -> None:
+    """The columns of one block, [m, n], one after the other; changes the first three arguments.
+
+    ``corner`` [m, m] is the block's part of U, ``scale`` and ``zero`` are [m, n].
+    """
+    for j in range(part.shape[0]):
+        shift = None if zero is None else zero[j]
+        code = round_to_codes(part[j], scale[j], shift)
+        codes[j] = code
+        rounded = code * scale[j] if shift is None else (code - shift) * scale[j]
+        errors[j] = (part[j] - rounded) / corner[j, j]
+        part[j + 1 :].addr_(corner[j, j + 1 :], errors[j], alpha=-1)
 
 
 def _costs(factor: _Factor) -> Tensor:
@@ -390,6 +408,7 @@ class _Grids:
         self, shape: torch.Size, device: torch.device, options: _Options, costs: Tensor | None
     ) -> None:
         self.scheme, self.mse, self.costs = options.scheme, options.mse, costs
+        self._search = Replayed(grid_search(self.scheme, mse=self.mse))
         groups = (self.scheme.groups(shape[1]), shape[0])
         self.scale = torch.ones(groups, device=device)
         self.zero = None if self.scheme.symmetric else torch.zeros_like(self.scale)
@@ -400,7 +419,9 @@ class _Grids:
             return False
         costs = None if self.costs is None else self.costs[start : start + weight.shape[1]]
         try:
-            scale, zero = find_grid(weight, self.scheme, mse=self.mse, importance=costs)
+            scale, zero = find_grid(
+                weight, self.scheme, mse=self.mse, importance=costs, search=self._search
+            )
         except ScaleRangeError:
             return False
         first = start // self.scheme.group_size
@@ -409,10 +430,17 @@ class _Grids:
             self.zero[first : first + zero.shape[1]] = zero.T
         return True
 
-    def of(self, column: int) -> tuple[Tensor, Tensor | None]:
-        """Scale and zero point, [n], of the group of ``column``."""
-        group = column // self.scheme.group_size
-        return self.scale[group], None if self.zero is None else self.zero[group]
+    def of(self, columns: slice | Tensor) -> tuple[Tensor, ...]:
+        """Scale and, where there is one, zero point of each of ``columns``, [m, n] float32.
+
+        A slice lies within one group.
+        """
+        size = self.scheme.group_size
+        kept = (self.scale,) if self.zero is None else (self.scale, self.zero)
+        if isinstance(columns, slice):
+            count = columns.stop - columns.start
+            return tuple(one[columns.start // size].expand(count, -1) for one in kept)
+        return tuple(one[columns // size] for one in kept)
 
     def matrix(self, codes: Tensor) -> QuantizedMatrix:
         """The result for ``codes`` [n, K]."""

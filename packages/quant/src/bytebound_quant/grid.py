@@ -8,8 +8,9 @@ Knows one matrix ``[N, K]``, cut along K into groups of G columns; no file, no m
 A scale is rounded to float16, as it is stored, before any weight is encoded with it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -139,7 +140,12 @@ def round_to_codes(weight: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor
 
 
 def find_grid(
-    weight: Tensor, scheme: Scheme, *, mse: bool = False, importance: Tensor | None = None
+    weight: Tensor,
+    scheme: Scheme,
+    *,
+    mse: bool = False,
+    importance: Tensor | None = None,
+    search: "Search | None" = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Scale (float16) and zero point (int8, None if symmetric) of every group, each ``[N, K/G]``.
 
@@ -149,7 +155,8 @@ def find_grid(
 
     ``weight`` [N, K], any float dtype; ``importance`` [K], at least 0, used by ``mse`` only. A
     group of zeros gets the scale 1. A scale too small for float16 becomes the smallest float16.
-    Memory: a few times ``CHUNK`` weights beside the result.
+    ``search`` takes the place of ``grid_search(scheme, mse)``, to be given for many calls. Memory:
+    a few times ``CHUNK`` weights beside the result.
 
     Raises UnsupportedShapeError (not a float matrix, a group cut short), NonFiniteWeightError and
     ScaleRangeError, naming row and column.
@@ -162,14 +169,24 @@ def find_grid(
     weigh = None
     if importance is not None:
         weigh = importance.to(weight.device, torch.float32).view(groups, scheme.group_size)
+    search = search or grid_search(scheme, mse=mse)
     for part in row_chunks(weight):
         chunk = _by_group(weight[part], scheme).float()
-        found, shift = _search(chunk, scheme, SHRINK if mse else SHRINK[:1], weigh)
+        found, shift = search(chunk) if weigh is None else search(chunk, weigh)
         scale[part] = found
         if zero is not None and shift is not None:
             zero[part] = shift
     _check_range(scale, scheme)
     return scale, zero
+
+
+Search = Callable[..., tuple[Tensor, Tensor | None]]
+"""(weights [n, groups, G], importance [groups, G] or nothing) -> scale and zero, [n, groups]."""
+
+
+def grid_search(scheme: Scheme, *, mse: bool) -> Search:
+    """What ``find_grid`` does to a chunk of weights."""
+    return partial(_search, scheme, SHRINK if mse else SHRINK[:1])
 
 
 def _by_group(matrix: Tensor, scheme: Scheme) -> Tensor:
@@ -201,7 +218,7 @@ def check_weight(weight: Tensor, scheme: Scheme) -> None:
 
 
 def _search(
-    weight: Tensor, scheme: Scheme, factors: tuple[float, ...], importance: Tensor | None
+    scheme: Scheme, factors: tuple[float, ...], weight: Tensor, importance: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Scale and zero of ``weight`` [n, groups, G]: the factor with the least error, first on a tie.
 

@@ -12,10 +12,13 @@ calibration output error of the shipped model's matrices and 4.5 % off that of o
 the calibration had many more rows than the matrix columns.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from bytebound_quant.grid import QuantizedMatrix, decode
+from bytebound_quant.replay import Replayed
 
 BLOCK = 128  # columns swept before the rest of the gradient follows
 
@@ -36,15 +39,15 @@ def refined(
     gradient = moment @ off.T  # [K, N]
     del off
     steps = matrix.codes.T.float()  # [K, N]: code - zero, as it multiplies the scale
-    low, high = scheme.code_range
     zero = None
     if matrix.zero_point is not None:
         zero = matrix.zero_point.T.float()  # [K/G, N]
         steps -= zero.repeat_interleave(scheme.group_size, 0)
     scale = matrix.scale.T.float().contiguous()  # [K/G, N]
+    sweep = Replayed(partial(_sweep_block, code_range=scheme.code_range), changed=2)
     for _ in range(rounds):
         _sweep_scales(scale, steps, gradient, moment, scheme.largest_scale)
-        _sweep_codes(scale, steps, gradient, moment, zero, (low, high))
+        _sweep_codes(scale, steps, gradient, moment, zero, sweep)
     if zero is not None:
         steps += zero.repeat_interleave(scheme.group_size, 0)
     return QuantizedMatrix(
@@ -84,32 +87,46 @@ def _sweep_codes(
     gradient: Tensor,
     moment: Tensor,
     zero: Tensor | None,
-    code_range: tuple[int, int],
+    sweep: Replayed[None],
 ) -> None:
     """Every column's code to its best value, in the order of storage."""
-    columns, (low, high) = steps.shape[0], code_range
+    columns = steps.shape[0]
     size = columns // scale.shape[0]
     curve = moment.diagonal()
     for start in range(0, columns, BLOCK):
         span = slice(start, min(start + BLOCK, columns))
         before = steps[span].clone()
-        part = gradient[span]
+        groups = torch.arange(span.start, span.stop, device=steps.device) // size
         corner = moment[span, span]
-        for j in range(part.shape[0]):
-            column = start + j
-            group = column // size
-            best = steps[column] + part[j] / (curve[column] * scale[group])
-            if zero is None:
-                best.clamp_(low, high).round_()
-            else:
-                best.add_(zero[group]).clamp_(low, high).round_().sub_(zero[group])
-            part.addr_(corner[:, j], (best - steps[column]) * scale[group], alpha=-1)
-            steps[column] = best
+        shifts = () if zero is None else (zero[groups],)
+        sweep(steps[span], gradient[span], corner, curve[span], scale[groups], *shifts)
         moved = steps[span] - before
-        for group in range(start // size, (span.stop - 1) // size + 1):
-            inside = slice(
-                max(start, group * size) - start, min(span.stop, group * size + size) - start
-            )
-            moved[inside] *= scale[group]
+        moved *= scale[groups]
         gradient[:start].addmm_(moment[:start, span], moved, alpha=-1)
         gradient[span.stop :].addmm_(moment[span.stop :, span], moved, alpha=-1)
+
+
+def _sweep_block(
+    steps: Tensor,
+    gradient: Tensor,
+    corner: Tensor,
+    curve: Tensor,
+    scale: Tensor,
+    zero: Tensor | None = None,
+    *,
+    code_range: tuple[int, int],
+) -> None:
+    """The columns of one block, [m, N], one after the other; changes the first two arguments.
+
+    ``corner`` [m, m] and ``curve`` [m] are the block's part of the Hessian and its diagonal;
+    ``scale`` and ``zero`` are [m, N].
+    """
+    low, high = code_range
+    for j in range(steps.shape[0]):
+        best = steps[j] + gradient[j] / (curve[j] * scale[j])
+        if zero is None:
+            best.clamp_(low, high).round_()
+        else:
+            best.add_(zero[j]).clamp_(low, high).round_().sub_(zero[j])
+        gradient.addr_(corner[:, j], (best - steps[j]) * scale[j], alpha=-1)
+        steps[j] = best
