@@ -129,8 +129,7 @@ class LayerJob:
             self.ideal.advance(ideal)
         _, output = _mixer_fields(layer)
         for index, (mixed, x) in enumerate(self._mixer_inputs(layer, output)):
-            self._add_mixer(index, x, mixed, layer)
-            self._add_mlp(index, self._window(index), layer)
+            self._add_mlp(index, _behind_mixer(x, mixed, layer), layer)
         self._release()
 
     def windows(self) -> Iterator[torch.Tensor]:
@@ -205,8 +204,7 @@ class LayerJob:
     def _add_mixer(
         self, index: int, x: torch.Tensor, mixed: torch.Tensor, layer: LayerWeights
     ) -> None:
-        _, output = _mixer_fields(layer)
-        self._put(index, x + linear(mixed, getattr(layer.mixer, output)))
+        self._put(index, _behind_mixer(x, mixed, layer))
 
     def _add_mlp(self, index: int, x: torch.Tensor, layer: LayerWeights) -> None:
         y = rms_norm(x, layer.post_attention_layernorm, self.config.rms_norm_eps)
@@ -288,6 +286,12 @@ def _batches(items: Iterable[T], count: int) -> Iterator[list[T]]:
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _behind_mixer(x: torch.Tensor, mixed: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
+    """The residual stream behind the mixer, from the input of its last matrix."""
+    _, output = _mixer_fields(layer)
+    return x + linear(mixed, getattr(layer.mixer, output))
 
 
 def _mixer_fields(layer: LayerWeights) -> tuple[tuple[str, ...], str]:
