@@ -66,6 +66,8 @@ class Kernels:
         if zero_point is not None:
             zeros = _codes(zero_point.T)[:, :rows].T.repeat_interleave(128, 1)
         weight = (_codes(packed) - zeros) * scale.float().repeat_interleave(128, 1)
+        if not first_row and part != "up":  # memory may be that of a matrix that is gone
+            self.packed.pop(out.data.data_ptr(), None)
         whole = self.packed.setdefault(
             out.data.data_ptr(), torch.zeros((1 + out.interleaved) * out.n, columns)
         )
@@ -85,6 +87,24 @@ class Kernels:
         whole = self.packed[weight.data.data_ptr()]
         up = whole[weight.n :] if weight.interleaved else None
         return self._product(x, whole[: weight.n], up, out, residual)
+
+    def w4_matmul(
+        self,
+        x: Tensor,
+        weight: bk.PackedW4,
+        *,
+        out: Tensor,
+        workspace: Tensor,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        for start in range(0, x.shape[0], 16):
+            rows = slice(start, start + 16)
+            own = None if residual is None else residual[rows]
+            self.w4_matvec(x[rows], weight, out=out[rows], workspace=workspace, residual=own)
+        return out
+
+    def w4_unpack(self, weight: bk.PackedW4, *, out: Tensor) -> Tensor:
+        return out.copy_(self.packed[weight.data.data_ptr()])
 
     def _product(
         self, x: Tensor, weight: Tensor, up: Tensor | None, out: Tensor, residual: Tensor | None
@@ -173,11 +193,12 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     """Replace the kernels by the functions above until the test ends."""
     kernels = Kernels()
     for name in (
-        "rms_norm", "embedding_gather", "dense_matvec", "w4_pack", "w4_matvec", "gdn_step",
-        "attention_decode",
+        "rms_norm", "embedding_gather", "dense_matvec", "w4_pack", "w4_matvec", "w4_matmul",
+        "w4_unpack", "gdn_step", "attention_decode",
     ):  # fmt: skip
         monkeypatch.setattr(bk, name, getattr(kernels, name))
-    monkeypatch.setattr(bk, "matvec_workspace_bytes", lambda device=0: 1024)
+    for name in ("matvec_workspace_bytes", "w4_matmul_workspace_bytes"):
+        monkeypatch.setattr(bk, name, lambda device=0: 1024)
     monkeypatch.setattr(prefill, "attention_prefill", attention_prefill)
     monkeypatch.setattr(prefill, "gdn_prefill", gdn_prefill)
     return kernels

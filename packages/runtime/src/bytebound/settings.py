@@ -100,7 +100,7 @@ def check_cuda(device: str | torch.device | None, dtype: str | torch.dtype | Non
         problem = "this PyTorch is built without CUDA"
     if problem is not None:
         raise CudaUnavailableError(
-            f"backend='cuda': {problem}; use backend='reference', which runs everywhere"
+            f"backend='cuda': {problem.rstrip('.')}; use backend='reference', which runs everywhere"
         )
     where = check_device(device)
     if where != torch.device("cuda") and where.index != torch.cuda.current_device():

@@ -11,7 +11,7 @@ from bytebound.cuda.matrices import MATVEC_ROWS, Workspaces
 from bytebound.cuda.prefill import Chunk
 from bytebound.cuda.state import MAX_ROWS, SequenceState, cache_positions
 from bytebound.cuda.step import Step, settle
-from bytebound.cuda.weights import ModelWeights
+from bytebound.cuda.weights import ModelWeights, largest_packed
 from bytebound.errors import ContextOverflowError
 from bytebound.executor import Observer
 
@@ -47,7 +47,12 @@ class CudaExecutor:
             config,
             Buffers.empty(config, weights.dtype, self.device),
             Workspaces.empty(
-                config.num_attention_heads, MAX_ROWS, cache_positions(max_len), self.device
+                num_heads=config.num_attention_heads,
+                max_rows=MAX_ROWS,
+                positions=cache_positions(max_len),
+                unpacked=largest_packed((weights.layers, weights.mtp)),
+                dtype=weights.dtype,
+                device=self.device,
             ),
             inverse_frequencies(config, self.device),
             self.state.position,

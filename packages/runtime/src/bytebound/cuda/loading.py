@@ -71,7 +71,8 @@ def load_cuda(
         with_mtp=with_mtp,
         max_len=max_len,
         kv_dtype=KV_DTYPES[kv_dtype],
-        matvec_bytes=bk.matvec_workspace_bytes(device.index),
+        product_bytes=bk.matvec_workspace_bytes(device.index)
+        + bk.w4_matmul_workspace_bytes(device.index),
     )
     available = int(torch.cuda.mem_get_info(device)[0])
     plan = check_fits(config, available, max_len=max_len, settings=settings)

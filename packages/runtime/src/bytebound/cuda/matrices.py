@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import silu
 
 MATVEC_ROWS = 16  # of one call of a matvec op
+UNPACK_ROWS = 256  # from here on a library's product pays for unpacking the matrix first
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +22,35 @@ class Workspaces:
 
     matvec: torch.Tensor  # uint8, all bits set between calls
     attention: torch.Tensor  # uint8
+    matmul: torch.Tensor  # uint8, all bits set between calls
+    unpacked: torch.Tensor  # as the activations: the largest packed matrix in 16 bits
 
     @classmethod
     def empty(
-        cls, num_heads: int, max_rows: int, positions: int, device: torch.device
+        cls,
+        *,
+        num_heads: int,
+        max_rows: int,
+        positions: int,
+        unpacked: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> "Workspaces":
-        """Allocate for passes of up to ``max_rows`` rows over caches of ``positions``."""
-        matvec = bk.matvec_workspace_bytes(device.index or 0)
+        """Allocate for passes of up to ``max_rows`` rows over caches of ``positions``.
+
+        ``unpacked`` counts the elements of the largest packed matrix, 0 where there is none.
+        """
         attention = bk.attention_decode_workspace_bytes(max_rows, num_heads, positions)
+        matmul = bk.w4_matmul_workspace_bytes(device.index or 0) if unpacked else 0
+
+        def set_bits(count: int) -> torch.Tensor:
+            return torch.full((count,), 0xFF, dtype=torch.uint8, device=device)
+
         return cls(
-            torch.full((matvec,), 0xFF, dtype=torch.uint8, device=device),
+            set_bits(bk.matvec_workspace_bytes(device.index or 0)),
             torch.empty(attention, dtype=torch.uint8, device=device),
+            set_bits(matmul),
+            torch.empty(unpacked, dtype=dtype, device=device),
         )
 
 
@@ -161,6 +180,11 @@ class PackedMatrix:
         """Device memory that it takes."""
         return int(self.weight.data.nbytes)
 
+    @property
+    def elements(self) -> int:
+        """Weights of the matrix, or of gate and up together."""
+        return self.weight.n * self.weight.k * (1 + self.weight.interleaved)
+
     def matvec(
         self,
         x: torch.Tensor,
@@ -179,7 +203,11 @@ class PackedMatrix:
         residual: torch.Tensor | None = None,
     ) -> None:
         """See Matrix."""
-        for start in range(0, x.shape[0], MATVEC_ROWS):
-            rows = slice(start, start + MATVEC_ROWS)
-            own = None if residual is None else residual[rows]
-            self.matvec(x[rows], out[rows], workspaces, own)
+        packed = self.weight
+        if x.shape[0] < UNPACK_ROWS:
+            bk.w4_matmul(x, packed, out=out, workspace=workspaces.matmul, residual=residual)
+            return
+        weight = workspaces.unpacked[: self.elements].view(-1, packed.k)
+        bk.w4_unpack(packed, out=weight)
+        dense = GatedDenseMatrix(*weight.chunk(2)) if packed.interleaved else DenseMatrix(weight)
+        dense.matmul(x, out, workspaces, residual)

@@ -1,6 +1,6 @@
 """What the CUDA backend will hold, from headers alone: nothing of the weights is read."""
 
-import math
+from dataclasses import dataclass
 
 import bytebound_kernels as bk
 import torch
@@ -29,34 +29,36 @@ def memory_settings(
     with_mtp: bool,
     max_len: int,
     kv_dtype: torch.dtype,
-    matvec_bytes: int,
+    product_bytes: int,
 ) -> MemorySettings:
     """Settings for ``bytebound.memory``; ``packed`` None stands for random weights, all in 4 bits.
 
-    ``matvec_bytes`` is the workspace of the matvec ops on this card.
+    ``product_bytes`` are the workspaces of the matrix products on this card.
     """
     shapes = {**names.model_shapes(config, prefix=prefix), **names.head_shape(config)}
     if with_mtp:
         shapes |= names.mtp_shapes(config)
-    decoder, head, mtp = list[Fusion](), list[Fusion](), list[Fusion]()
+    decoder, head, mtp = list[_Held](), list[_Held](), list[_Held]()
     for one in fusion.plan(config, prefix, with_mtp=with_mtp):
         is_mtp = one.name.startswith(names.MTP_PREFIX)
-        (mtp if is_mtp else head if one.name == fusion.HEAD else decoder).append(one)
-    bits = [_bits(group, shapes, packed) for group in (decoder, head, mtp)]
+        group = mtp if is_mtp else head if one.name == fusion.HEAD else decoder
+        group.append(_held(one, shapes, packed))
     kv_bytes: float = kv_dtype.itemsize
     if kv_dtype.itemsize == 1:
         kv_bytes += _SCALE_BYTES / config.head_dim
     chunk = min(PREFILL_CHUNK, max_len)
-    workspaces = matvec_bytes + bk.attention_decode_workspace_bytes(
+    workspaces = product_bytes + bk.attention_decode_workspace_bytes(
         MAX_ROWS, config.num_attention_heads, cache_positions(max_len)
     )
+    unpacked = max((one.elements for one in decoder + mtp if one.packed), default=0)
+    workspaces += int(unpacked * _BITS / 8)
     workspaces += many.gdn_prefill_workspace_bytes(
         chunk, key_heads=config.linear_num_key_heads, value_heads=config.linear_num_value_heads
     )
     return MemorySettings(
-        bits_per_weight=bits[0],
-        head_bits=bits[1],
-        mtp_bits=bits[2],
+        bits_per_weight=_bits(decoder),
+        head_bits=_bits(head),
+        mtp_bits=_bits(mtp),
         small_bits=32.0,
         kv_bytes=kv_bytes,
         mtp=with_mtp,
@@ -67,19 +69,22 @@ def memory_settings(
     )
 
 
-def _bits(
-    fusions: list[Fusion], shapes: dict[str, Shape], packed: dict[str, PackedMatrix] | None
-) -> float:
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """One matrix on the GPU."""
+
+    elements: int
+    num_bytes: float
+    packed: bool
+
+
+def _bits(matrices: list[_Held]) -> float:
     """Bits that a weight takes on average over these matrices, padding rows included."""
-    elements = sum(math.prod(shapes[name]) for one in fusions for name in one.members)
-    if not elements:
-        return _BITS
-    return 8 * sum(_held_bytes(one, shapes, packed) for one in fusions) / elements
+    elements = sum(one.elements for one in matrices)
+    return 8 * sum(one.num_bytes for one in matrices) / elements if elements else _BITS
 
 
-def _held_bytes(
-    one: Fusion, shapes: dict[str, Shape], packed: dict[str, PackedMatrix] | None
-) -> float:
+def _held(one: Fusion, shapes: dict[str, Shape], packed: dict[str, PackedMatrix] | None) -> _Held:
     rows, columns = sum(shapes[name][0] for name in one.members), shapes[one.members[0]][1]
     schemes = [
         None if packed is None else packed[name].scheme
@@ -89,11 +94,12 @@ def _held_bytes(
     odd = [each for each in schemes if each and (each.group_size != GROUP or each.reordered)]
     whole = len(schemes) == len(one.members) and not odd and columns % GROUP == 0
     if one.form == "dense" or not whole:
-        return rows * columns * _BITS / 8
+        return _Held(rows * columns, rows * columns * _BITS / 8, packed=False)
     gated = one.form == "gated"
-    return bk.w4_packed_bytes(
+    num_bytes = bk.w4_packed_bytes(
         rows // 2 if gated else rows,
         columns,
         asymmetric=any(each is not None and not each.symmetric for each in schemes),
         interleaved=gated,
     )
+    return _Held(rows * columns, num_bytes, packed=True)

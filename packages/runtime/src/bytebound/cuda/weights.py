@@ -15,7 +15,7 @@ from bytebound_kernels import GdnWeights
 from bytebound import tensor_names as names
 from bytebound.config import LayerType, ModelConfig
 from bytebound.cuda import fusion
-from bytebound.cuda.matrices import Matrix
+from bytebound.cuda.matrices import Matrix, PackedMatrix
 
 Parts = Mapping[str, Any]
 
@@ -127,6 +127,12 @@ def iter_matrices(record: Any) -> Iterator[Matrix]:
     elif is_dataclass(record):
         for field in fields(record):
             yield from iter_matrices(getattr(record, field.name))
+
+
+def largest_packed(record: Any) -> int:
+    """Count the elements of the largest packed matrix in a record; 0 where there is none."""
+    packed = (one for one in iter_matrices(record) if isinstance(one, PackedMatrix))
+    return max((one.elements for one in packed), default=0)
 
 
 def _layer(parts: Parts, prefix: str, kind: LayerType) -> LayerWeights:

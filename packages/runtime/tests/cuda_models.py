@@ -1,0 +1,108 @@
+"""Small models of shapes that the kernels run, and what the tests of the CUDA backend share."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from bytebound.checkpoint import load_checkpoint
+from bytebound.config import ModelConfig
+from bytebound.drafts import Proposal
+from bytebound.reference.executor import ReferenceExecutor
+
+from .packed import compressed_folder, gptq_folder
+
+# A narrow model with every kind of layer; K of each product is a whole number of groups.
+SHAPE: dict[str, Any] = {
+    "vocab_size": 360,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+# bfloat16 keeps 8 bits: 2^-9 of a value, rounded some ten times a layer over a few layers.
+TOLERANCE = 2e-2
+
+
+def with_head(module: str) -> bool:
+    """Pack what tools pack, and the output head."""
+    return module.endswith(("proj", "mtp.fc", "in_proj_qkv", "in_proj_z", "lm_head"))
+
+
+def symmetric(folder: Path, **more: Any) -> Path:
+    return compressed_folder(folder, group_size=128, pack=with_head, **SHAPE, **more).folder
+
+
+def asymmetric(folder: Path) -> Path:
+    return symmetric(folder, symmetric=False, scale_dtype=torch.bfloat16)
+
+
+def gptq(folder: Path) -> Path:
+    return gptq_folder(folder, group_size=128, **SHAPE).folder
+
+
+def gptq_reordered(folder: Path) -> Path:
+    return gptq_folder(folder, group_size=64, shuffled=True, **SHAPE).folder
+
+
+def partly(folder: Path) -> Path:
+    """Fused matrices of which one part is packed and one is not."""
+    kept = ("k_proj", "in_proj_z", "up_proj", "o_proj")
+    return compressed_folder(
+        folder, group_size=128, pack=lambda module: with_head(module) and not module.endswith(kept),
+        **SHAPE,
+    ).folder  # fmt: skip
+
+
+FOLDERS = {
+    "symmetric": symmetric,
+    "asymmetric": asymmetric,
+    "gptq": gptq,
+    "gptq reordered": gptq_reordered,
+    "partly": partly,
+}
+
+
+def reference(folder: Path, max_len: int, device: str = "cpu") -> ReferenceExecutor:
+    """The definition, in float32."""
+    config = ModelConfig.from_folder(folder)
+    loaded = load_checkpoint(folder, config, dtype=torch.float32, device=torch.device(device))
+    return ReferenceExecutor(loaded.weights, config, max_len=max_len)
+
+
+def some_ids(count: int, seed: int = 1, vocab: int = 350) -> list[int]:
+    choose = random.Random(seed)
+    return [choose.randrange(vocab) for _ in range(count)]
+
+
+def relative_error(expected: torch.Tensor, got: torch.Tensor) -> float:
+    """Relative root-mean-square error."""
+    expected, got = expected.double().cpu(), got.double().cpu()
+    assert got.isfinite().all()
+    return float((expected - got).square().mean().sqrt() / expected.square().mean().sqrt())
+
+
+class WrongDraft:
+    """Guesses that hardly ever stand."""
+
+    name = "wrong"
+
+    def __init__(self, vocab: int = 350) -> None:
+        self.vocab = vocab
+
+    def begin(self, first_id: int) -> None:
+        self.choose = random.Random(first_id)
+
+    def observe(self, next_ids: Sequence[int], hidden: torch.Tensor | None) -> None:
+        pass
+
+    def propose(self, count: int, sampler: object) -> Proposal:
+        return Proposal(tuple(self.choose.randrange(self.vocab) for _ in range(count)))
