@@ -4,22 +4,30 @@
 //   +------+------+------+             V:  | 16 | 16 | 16 | 16 | 16 | 16 | 16 | 16 |
 //   |  0   |  1   |  2   |          block:    0    1    2    3    4    5    6    7
 //   +------+------+------+
-//   a block: 16 columns (a slice) of every value head; two warps per value head, 8 columns each
+//   a block: 16 columns (a slice) of every value head; two warps per value head, 8 columns each,
+//            and two warps that only help with what is done before and after
 //
 //   a warp's 128 x 8 piece of S, in registers for all rows of the pass:
-//     lane 2 g + p holds rows 8 g .. 8 g + 7 (g of 16) of columns 4 p .. 4 p + 3 (p of 2)
+//     lane 4 g + p holds rows 32 j + 4 g + i (i, j of 4) of columns 2 p and 2 p + 1 (g of 8, p of
+//     4)
 //
-// So the sums over K are 8 terms in a thread and four shuffles over g, and no barrier stands
-// between two rows. What is convolved goes through shared memory once: a thread takes two channels
-// through all rows. Norms of q and k are sums over K as well and come along with S^T k and S^T q:
+// So the sums over K are 16 terms in a thread and three shuffles over g, and no barrier stands
+// between two rows. Everything that does not depend on S is done before, for all rows:
+//
+//   channels      a thread takes two of them through the convolution of all rows
+//   norms, q . k  a warp takes a row
+//   gates         a thread takes a row of a value head
+//
+// and the output's part comes along with what S needs:
 //
 //   o = S_new^T q = decay (S^T q) + (k . q) d,   so both products are taken with the old S.
 //
-// The norm over V needs all 8 slices: each warp sends its sum of squares to all blocks of the
-// cluster, and one cluster barrier later everyone adds them in the same order. Behind that barrier
-// the window is written too, since every block convolves q and k for itself.
+// The norm over V needs all 8 slices: each block sends its sums of squares to all blocks of the
+// cluster, into a mailbox, and everyone adds them in the same order. What a block has received also
+// tells it that all others have read the window, which may then be written: every block convolves q
+// and k for itself.
 //
-// It costs: q and k are convolved 8 times, and a row takes some 300 instructions of every warp, one
+// It costs: q and k are convolved 8 times, and a row takes some 200 instructions of every warp, one
 // after the other. With one row the state's way from and to memory is what remains.
 //
 // Before sm_90 one block does it all: it walks the slices, and the cluster is the block. It runs
@@ -28,31 +36,38 @@
 
 #include <type_traits>
 
+#include "cuda/async_copy.cuh"
 #include "cuda/chunk.cuh"
 #include "cuda/cluster.cuh"
 #include "cuda/dependent.cuh"
 #include "cuda/device_guard.h"
 #include "cuda/launch.h"
 #include "cuda/reduce.cuh"
+#include "cuda/streamed.cuh"
 
 namespace bytebound {
 namespace {
 
 constexpr int kHeadDim = static_cast<int>(kGdnHeadDim);
-constexpr int kMaxRows = static_cast<int>(kGdnMaxRows);
 constexpr int kTaps = 4;
 constexpr int kWindow = kTaps - 1;
 constexpr int kSlices = 8;                                 // of V
 constexpr int kSliceColumns = kHeadDim / kSlices;          // 16
-constexpr int kQuad = 4;                                   // columns of a lane
-constexpr int kWarpColumns = 2 * kQuad;                    // 8
+constexpr int kLaneColumns = 2;                            // of S in a lane
+constexpr int kColumnLanes = 4;                            // lanes side by side
+constexpr int kWarpColumns = kLaneColumns * kColumnLanes;  // 8
 constexpr int kSliceWarps = kSliceColumns / kWarpColumns;  // 2
-constexpr int kLaneRows = kHeadDim / (kWarp / 2);          // 8 rows of S in a lane
-constexpr int kPartials = kSlices * kSliceWarps;           // sums of squares of one value head
+constexpr int kRuns = 4;                                   // of adjacent rows of S in a lane
+constexpr int kRun = 4;                                    // rows of a run
+constexpr int kLaneRows = kRuns * kRun;                    // 16
+constexpr int kRunStride = kWarp / kColumnLanes * kRun;    // 32 rows from run to run
 constexpr int kGroupThreads = kSliceWarps * kWarp;         // work on one slice of one value head
 constexpr int kMaxGroups = 3;                              // at once; more are walked
-constexpr int kMaxThreads = kMaxGroups * kGroupThreads;
-constexpr int kKeyPairs = kHeadDim;  // pairs of channels of q and of k together
+constexpr int kSpareThreads = 2 * kWarp;                   // without a piece of S
+constexpr int kMaxThreads = kMaxGroups * kGroupThreads + kSpareThreads;
+constexpr int kKeyPairs = kHeadDim;             // pairs of channels of q and of k together
+constexpr int kValuePairs = kSliceColumns / 2;  // of an item
+constexpr int kConvRows = 4;  // rows of one thread that are convolved side by side
 constexpr int kMaxSharedBytes = 96 << 10;
 constexpr float kL2Eps = 1e-6f;
 constexpr float kQueryScale = 0.08838834764831845f;  // K^-0.5
@@ -90,8 +105,7 @@ struct KernelArgs {
   T* p_conv_window;
   float* p_state;
   int h;
-  int ratio;      // value heads of one key head
-  int num_ranks;  // blocks of a cluster
+  int ratio;  // value heads of one key head
   float eps;
   bool commit;
   bool state_settled;
@@ -100,12 +114,20 @@ struct KernelArgs {
 // Shared memory, in floats from its start. An item is one slice of one value head.
 struct Layout {
   int row_stride;  // of mixed
-  int mixed;       // [pending + current][q 128 | k 128 | v 16 per item]; o replaces v in place
-  int gate;        // [current][16 per item], norm_weight * silu(z)
-  int squares;     // [current][ratio][kPartials]
+  int mixed;       // [pending + current][q 128 | k 128 | v 16 per item]; at first a pair's place
+                   // holds its input, and o replaces v
+  int norms;       // [pending + current] of KeyNorms
+  int squares;     // [current][ratio][kSlices]
   int decay;       // [pending + current][ratio][decay, beta]
   int window;      // [pairs][kWindow] of Pair, the window to be written
   int end;
+};
+
+// What a row's q and k are scaled by, and their product before that.
+struct alignas(16) KeyNorms {
+  float inverse_k;
+  float scale_q;
+  float qk;
 };
 
 __host__ __device__ inline Layout layout_of(int pending, int current, int items, int ratio) {
@@ -113,9 +135,9 @@ __host__ __device__ inline Layout layout_of(int pending, int current, int items,
   const int columns = kSliceColumns * items;
   l.row_stride = 2 * kHeadDim + columns;
   l.mixed = 0;
-  l.gate = l.mixed + (pending + current) * l.row_stride;
-  l.squares = l.gate + current * columns;
-  l.decay = l.squares + current * ratio * kPartials;
+  l.norms = l.mixed + (pending + current) * l.row_stride;
+  l.squares = l.norms + (pending + current) * static_cast<int>(sizeof(KeyNorms) / sizeof(float));
+  l.decay = l.squares + current * ratio * kSlices;
   l.window = l.decay + (pending + current) * ratio * 2;
   l.end = l.window + (kKeyPairs + columns / 2) * kWindow;
   return l;
@@ -129,9 +151,21 @@ __device__ __forceinline__ float silu(float x) {
   return __fdividef(x, 1.0f + __expf(-x));
 }
 
+// Where a block's items lie. It has `ratio` items per slice, and every kRanks-th slice.
+constexpr int kRanks = kHasClusters ? kSlices : 1;  // blocks of a cluster
+
+struct Item {
+  int i_head;   // of the value heads of the key head
+  int i_slice;  // of V
+};
+
+__device__ __forceinline__ Item item_of(int i_item, int rank, int ratio) {
+  return kRanks == kSlices ? Item{i_item, rank}
+                           : Item{i_item % ratio, rank + i_item / ratio * kRanks};
+}
+
 // Where a block's pair of channels lies: its first channel.
-__device__ __forceinline__ int channel_of(
-    int i_pair, int i_key, int rank, int h, int ratio, int num_ranks) {
+__device__ __forceinline__ int channel_of(int i_pair, int i_key, int rank, int h, int ratio) {
   if (i_pair < kKeyPairs / 2) {
     return i_key * kHeadDim + 2 * i_pair;
   }
@@ -139,10 +173,9 @@ __device__ __forceinline__ int channel_of(
     return (h + i_key) * kHeadDim + 2 * i_pair - kHeadDim;
   }
   const int column = 2 * (i_pair - kKeyPairs);
-  const int i_item = column / kSliceColumns;
-  const int i_slice = rank + i_item / ratio * num_ranks;
-  const int i_head = i_key * ratio + i_item % ratio;
-  return (2 * h + i_head) * kHeadDim + i_slice * kSliceColumns + column % kSliceColumns;
+  const Item item = item_of(column / kSliceColumns, rank, ratio);
+  const int i_head = i_key * ratio + item.i_head;
+  return (2 * h + i_head) * kHeadDim + item.i_slice * kSliceColumns + column % kSliceColumns;
 }
 
 // Taps and inputs of two channels.
@@ -164,45 +197,71 @@ __device__ __forceinline__ ConvPair<T> load_conv_pair(const KernelArgs<T>& args,
   return b_pair;
 }
 
+// Begins to copy the inputs of two channels to where convolve() takes them from.
 template <typename T>
-__device__ __forceinline__ void load_inputs(const Rows<T>& rows,
+__device__ __forceinline__ void copy_inputs(const Rows<T>& rows,
                                             int channel,
-                                            Pair<T> (&b_inputs)[kMaxRows]) {
-#pragma unroll
-  for (int i = 0; i < kMaxRows; ++i) {
-    if (i < rows.rows) {
-      b_inputs[i] =
-          *reinterpret_cast<const Pair<T>*>(rows.p_qkv + i * rows.qkv_row_stride + channel);
-    }
+                                            float* p_mixed,
+                                            int row_stride) {
+  const T* p_input = rows.p_qkv + channel;
+#pragma unroll 1
+  for (int i = 0; i < rows.rows; ++i) {
+    async_copy_4(shared_address(p_mixed), p_input);
+    p_input += rows.qkv_row_stride;
+    p_mixed += row_stride;
   }
 }
 
-// Takes two channels through `count` rows, from p_mixed on; moves the window along.
+// kCount rows of convolve(), whose latencies overlap.
+template <int kCount, typename T>
+__device__ __forceinline__ void convolve_rows(const Pack<T>& weight,
+                                              float (&b_window)[2][kWindow],
+                                              float* p_mixed,
+                                              int row_stride) {
+  Pair<T> b_inputs[kCount];
+  float b_mixed[kCount][2];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    b_inputs[i] = *reinterpret_cast<const Pair<T>*>(p_mixed + i * row_stride);
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const float x = to_float(b_inputs[i].v[c]);
+      float sum = __fmul_rn(to_float(weight.v[c * kTaps]), b_window[c][0]);
+      sum = fmaf(to_float(weight.v[c * kTaps + 1]), b_window[c][1], sum);
+      sum = fmaf(to_float(weight.v[c * kTaps + 2]), b_window[c][2], sum);
+      sum = fmaf(to_float(weight.v[c * kTaps + 3]), x, sum);
+      b_window[c][0] = b_window[c][1];
+      b_window[c][1] = b_window[c][2];
+      b_window[c][2] = x;
+      b_mixed[i][c] = silu(sum);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    *reinterpret_cast<float2*>(p_mixed + i * row_stride) =
+        make_float2(b_mixed[i][0], b_mixed[i][1]);
+  }
+}
+
+// Takes two channels through `count` rows, in place from p_mixed on; moves the window along.
 template <typename T>
 __device__ __forceinline__ void convolve(const Pack<T>& weight,
-                                         const Pair<T> (&b_inputs)[kMaxRows],
                                          int count,
                                          float (&b_window)[2][kWindow],
                                          float* p_mixed,
                                          int row_stride) {
-#pragma unroll
-  for (int i = 0; i < kMaxRows; ++i) {
-    if (i < count) {
-      float2 b_mixed;
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const float x = to_float(b_inputs[i].v[c]);
-        float sum = __fmul_rn(to_float(weight.v[c * kTaps]), b_window[c][0]);
-        sum = fmaf(to_float(weight.v[c * kTaps + 1]), b_window[c][1], sum);
-        sum = fmaf(to_float(weight.v[c * kTaps + 2]), b_window[c][2], sum);
-        sum = fmaf(to_float(weight.v[c * kTaps + 3]), x, sum);
-        b_window[c][0] = b_window[c][1];
-        b_window[c][1] = b_window[c][2];
-        b_window[c][2] = x;
-        (c == 0 ? b_mixed.x : b_mixed.y) = silu(sum);
-      }
-      *reinterpret_cast<float2*>(p_mixed + i * row_stride) = b_mixed;
-    }
+#pragma unroll 1
+  for (; count >= kConvRows; count -= kConvRows) {
+    convolve_rows<kConvRows>(weight, b_window, p_mixed, row_stride);
+    p_mixed += kConvRows * row_stride;
+  }
+#pragma unroll 1
+  for (; count > 0; --count) {
+    convolve_rows<1>(weight, b_window, p_mixed, row_stride);
+    p_mixed += row_stride;
   }
 }
 
@@ -219,133 +278,126 @@ __device__ __forceinline__ void keep_window(const float (&b_window)[2][kWindow],
   }
 }
 
+// What the gates of a value head depend on.
 struct HeadGates {
-  float a_log;
+  float rate;  // -exp(a_log)
   float dt_bias;
 };
 
-template <typename T>
-__device__ __forceinline__ float2
-decay_and_beta(const Rows<T>& rows, int i_row, int i_head, HeadGates gates) {
-  const float x = to_float(rows.p_a[i_row * rows.a_row_stride + i_head]) + gates.dt_bias;
-  const float b = to_float(rows.p_b[i_row * rows.b_row_stride + i_head]);
+__device__ __forceinline__ float2 decay_and_beta(float a, float b, HeadGates gates) {
+  const float x = a + gates.dt_bias;
   const float softplus = x > 20.0f ? x : log1pf(expf(x));
-  return {expf(-expf(gates.a_log) * softplus), sigmoid(b)};
+  return {expf(gates.rate * softplus), sigmoid(b)};
+}
+
+// A warp's sums over one row of q and k, of which every lane takes 4 values from p_keys on; those
+// of k are 128 further on.
+__device__ __forceinline__ KeyNorms key_norms(const float* p_keys) {
+  const float4 q = *reinterpret_cast<const float4*>(p_keys);
+  const float4 k = *reinterpret_cast<const float4*>(p_keys + kHeadDim);
+  float qq = fmaf(q.w, q.w, fmaf(q.z, q.z, fmaf(q.y, q.y, __fmul_rn(q.x, q.x))));
+  float kk = fmaf(k.w, k.w, fmaf(k.z, k.z, fmaf(k.y, k.y, __fmul_rn(k.x, k.x))));
+  float qk = fmaf(q.w, k.w, fmaf(q.z, k.z, fmaf(q.y, k.y, __fmul_rn(q.x, k.x))));
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    const float other_qq = __shfl_xor_sync(kAllLanes, qq, distance);
+    const float other_kk = __shfl_xor_sync(kAllLanes, kk, distance);
+    const float other_qk = __shfl_xor_sync(kAllLanes, qk, distance);
+    qq = __fadd_rn(qq, other_qq);
+    kk = __fadd_rn(kk, other_kk);
+    qk = __fadd_rn(qk, other_qk);
+  }
+  return {rsqrtf(__fadd_rn(kk, kL2Eps)), rsqrtf(__fadd_rn(qq, kL2Eps)) * kQueryScale, qk};
 }
 
 __device__ __forceinline__ void load_state(const float* p_state,
-                                           float (&b_state)[kLaneRows][kQuad]) {
+                                           float (&b_state)[kLaneRows][kLaneColumns]) {
 #pragma unroll
   for (int i = 0; i < kLaneRows; ++i) {
-    const float4 b_row = __ldcg(reinterpret_cast<const float4*>(p_state + i * kHeadDim));
+    const int i_row = i / kRun * kRunStride + i % kRun;
+    const float2 b_row = __ldcg(reinterpret_cast<const float2*>(p_state + i_row * kHeadDim));
     b_state[i][0] = b_row.x;
     b_state[i][1] = b_row.y;
-    b_state[i][2] = b_row.z;
-    b_state[i][3] = b_row.w;
   }
 }
 
 __device__ __forceinline__ void store_state(float* p_state,
-                                            const float (&b_state)[kLaneRows][kQuad]) {
+                                            const float (&b_state)[kLaneRows][kLaneColumns]) {
 #pragma unroll
   for (int i = 0; i < kLaneRows; ++i) {
-    *reinterpret_cast<float4*>(p_state + i * kHeadDim) =
-        make_float4(b_state[i][0], b_state[i][1], b_state[i][2], b_state[i][3]);
+    const int i_row = i / kRun * kRunStride + i % kRun;
+    *reinterpret_cast<float2*>(p_state + i_row * kHeadDim) =
+        make_float2(b_state[i][0], b_state[i][1]);
   }
 }
 
-// One step of adding over lanes while halving the number of values: of a lower and an upper half,
-// a lane keeps the one of its side and sends the other.
-template <int kHalf>
-__device__ __forceinline__ void add_halves(const float* b_in,
-                                           float* b_out,
-                                           int distance,
-                                           bool upper) {
+// This lane's 16 values of a row of q or k.
+__device__ __forceinline__ void load_keys(const float* p_keys, float (&b_keys)[kLaneRows]) {
 #pragma unroll
-  for (int j = 0; j < kHalf; ++j) {
-    const float kept = upper ? b_in[kHalf + j] : b_in[j];
-    const float sent = upper ? b_in[j] : b_in[kHalf + j];
-    b_out[j] = __fadd_rn(kept, __shfl_xor_sync(kAllLanes, sent, distance));
+  for (int i_run = 0; i_run < kRuns; ++i_run) {
+    const float4 run = *reinterpret_cast<const float4*>(p_keys + i_run * kRunStride);
+    b_keys[i_run * kRun] = run.x;
+    b_keys[i_run * kRun + 1] = run.y;
+    b_keys[i_run * kRun + 2] = run.z;
+    b_keys[i_run * kRun + 3] = run.w;
   }
 }
 
-__device__ __forceinline__ float add_across(float value, int distance) {
-  return __fadd_rn(value, __shfl_xor_sync(kAllLanes, value, distance));
+// Adds over a pair of lanes and halves the number of values: of two, a lane keeps the one of its
+// side and sends the other.
+__device__ __forceinline__ float add_halves(float lower,
+                                            float upper,
+                                            int distance,
+                                            bool keeps_upper) {
+  const float kept = keeps_upper ? upper : lower;
+  const float sent = keeps_upper ? lower : upper;
+  return __fadd_rn(kept, __shfl_xor_sync(kAllLanes, sent, distance));
 }
 
-// One row through a warp's piece of S. p_keys: this lane's 8 values of q, with those of k 128
-// further on; v: of the column (lane / 4) % 4 of the lane's quad. With kOut lanes 16 to 31 return o
-// of that column, each value twice (lane and lane ^ 2). Every operation that S depends on is
-// written out, so that S has the same bits with and without kOut.
+// One row through a warp's piece of S. p_keys: this lane's first value of q, with those of k 128
+// further on; v: of column (lane / 8) % 2 of the lane. With kOut lanes 16 to 31 return o of that
+// column, each value twice (lane and lane ^ 4). Every operation that S depends on is written out,
+// so that S has the same bits with and without kOut.
 template <bool kOut>
-__device__ __forceinline__ float step(float (&b_state)[kLaneRows][kQuad],
+__device__ __forceinline__ float step(float (&b_state)[kLaneRows][kLaneColumns],
                                       const float* p_keys,
                                       float v,
-                                      float decay,
-                                      float beta,
+                                      float2 decay_beta,
+                                      const KeyNorms& norms,
                                       int i_lane) {
+  const float decay = decay_beta.x;
   float b_k[kLaneRows];
   float b_q[kLaneRows];
-#pragma unroll
-  for (int i = 0; i < kLaneRows; i += 4) {
-    const float4 k4 = *reinterpret_cast<const float4*>(p_keys + kHeadDim + i);
-    b_k[i] = k4.x, b_k[i + 1] = k4.y, b_k[i + 2] = k4.z, b_k[i + 3] = k4.w;
-    if (kOut) {
-      const float4 q4 = *reinterpret_cast<const float4*>(p_keys + i);
-      b_q[i] = q4.x, b_q[i + 1] = q4.y, b_q[i + 2] = q4.z, b_q[i + 3] = q4.w;
-    }
+  load_keys(p_keys + kHeadDim, b_k);
+  if (kOut) {
+    load_keys(p_keys, b_q);
   }
-
-  float b_sums[2 * kQuad] = {};  // S^T k, then S^T q
-  float qq = 0.0f;
-  float kk = 0.0f;
-  float qk = 0.0f;
+  float b_sk[kLaneColumns] = {};  // S^T k
+  float b_sq[kLaneColumns] = {};  // S^T q
 #pragma unroll
   for (int i = 0; i < kLaneRows; ++i) {
-    kk = fmaf(b_k[i], b_k[i], kk);
 #pragma unroll
-    for (int c = 0; c < kQuad; ++c) {
-      b_sums[c] = fmaf(b_k[i], b_state[i][c], b_sums[c]);
-    }
-    if (kOut) {
-      qq = fmaf(b_q[i], b_q[i], qq);
-      qk = fmaf(b_q[i], b_k[i], qk);
-#pragma unroll
-      for (int c = 0; c < kQuad; ++c) {
-        b_sums[kQuad + c] = fmaf(b_q[i], b_state[i][c], b_sums[kQuad + c]);
+    for (int c = 0; c < kLaneColumns; ++c) {
+      b_sk[c] = fmaf(b_k[i], b_state[i][c], b_sk[c]);
+      if (kOut) {
+        b_sq[c] = fmaf(b_q[i], b_state[i][c], b_sq[c]);
       }
     }
   }
 
-  float b_four[4];
-  float b_two[2];
-  float sum;  // over K: S^T k in lanes 0 to 15, S^T q in the others
-  add_halves<4>(b_sums, b_four, 16, i_lane & 16);
-  add_halves<2>(b_four, b_two, 8, i_lane & 8);
-  add_halves<1>(b_two, &sum, 4, i_lane & 4);
-  sum = add_across(sum, 2);
-
-  if (kOut) {
-    // Both lanes of a pair have the same rows: the even one adds q . q and k . k, the odd one q .
-    // k.
-    const float b_both[2] = {i_lane & 1 ? qk : qq, kk};
-    float norm;
-    add_halves<1>(b_both, &norm, 16, i_lane & 16);
-    norm = add_across(add_across(add_across(norm, 8), 4), 2);
-    qq = __shfl_sync(kAllLanes, norm, 0);
-    qk = __shfl_sync(kAllLanes, norm, 1);
-    kk = __shfl_sync(kAllLanes, norm, 16);
-  } else {
-    kk = add_across(add_across(add_across(add_across(kk, 16), 8), 4), 2);
-  }
-  const float inverse_k = rsqrtf(__fadd_rn(kk, kL2Eps));
+  // Over K: S^T k in lanes 0 to 15, S^T q in the others.
+  const bool upper = i_lane & 16;
+  const float first = add_halves(b_sk[0], b_sq[0], 16, upper);
+  const float second = add_halves(b_sk[1], b_sq[1], 16, upper);
+  float sum = add_halves(first, second, 8, i_lane & 8);
+  sum = __fadd_rn(sum, __shfl_xor_sync(kAllLanes, sum, 4));
 
   // d, times the norm's factor of k, so that k itself can stay as it is. Valid in lanes 0 to 15.
-  const float missing = fmaf(-__fmul_rn(decay, inverse_k), sum, v);
-  const float delta = __fmul_rn(__fmul_rn(inverse_k, beta), missing);
+  const float missing = fmaf(-__fmul_rn(decay, norms.inverse_k), sum, v);
+  const float delta = __fmul_rn(__fmul_rn(norms.inverse_k, decay_beta.y), missing);
 #pragma unroll
-  for (int c = 0; c < kQuad; ++c) {
-    const float column_delta = __shfl_sync(kAllLanes, delta, 4 * c + (i_lane & 1));
+  for (int c = 0; c < kLaneColumns; ++c) {
+    const float column_delta = __shfl_sync(kAllLanes, delta, 8 * c + i_lane % kColumnLanes);
 #pragma unroll
     for (int i = 0; i < kLaneRows; ++i) {
       b_state[i][c] = fmaf(b_k[i], column_delta, __fmul_rn(decay, b_state[i][c]));
@@ -355,99 +407,134 @@ __device__ __forceinline__ float step(float (&b_state)[kLaneRows][kQuad],
     return 0.0f;
   }
   const float own_delta = __shfl_sync(kAllLanes, delta, i_lane & 15);
-  const float scale = rsqrtf(__fadd_rn(qq, kL2Eps)) * kQueryScale;
-  return __fmul_rn(scale, fmaf(qk, own_delta, __fmul_rn(decay, sum)));
+  return __fmul_rn(norms.scale_q, fmaf(norms.qk, own_delta, __fmul_rn(decay, sum)));
 }
 
-// Where a block's items and pairs of values lie. A block has `ratio` items per slice, and every
-// num_ranks-th slice.
-struct Place {
-  int i_head;   // of the value heads of the key head
-  int i_slice;  // of V
-  int i_row;    // of the pass
-  int i_pair;   // within the block's values of a row
-  int o_value;  // the pair's first value, within a row of z and out
-};
+// The sum of squares of an item's o, over its 16 columns.
+__device__ __forceinline__ float sum_of_squares(const float* p_o) {
+  float b_sums[4] = {};
+#pragma unroll
+  for (int i = 0; i < kSliceColumns; i += 4) {
+    const float4 o = *reinterpret_cast<const float4*>(p_o + i);
+    b_sums[0] = fmaf(o.x, o.x, b_sums[0]);
+    b_sums[1] = fmaf(o.y, o.y, b_sums[1]);
+    b_sums[2] = fmaf(o.z, o.z, b_sums[2]);
+    b_sums[3] = fmaf(o.w, o.w, b_sums[3]);
+  }
+  return __fadd_rn(__fadd_rn(b_sums[0], b_sums[1]), __fadd_rn(b_sums[2], b_sums[3]));
+}
 
 template <typename T>
 __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelArgs<T> args) {
   extern __shared__ float4 shared[];
+  __shared__ Mailbox mailbox;
+  __shared__ float tokens[kSlices];  // say that a block has read the window
+  allow_next_kernel();
   float* p_shared = reinterpret_cast<float*>(shared);
+  const int i_thread = threadIdx.x;
+  const int ratio = args.ratio;
+  const int first_row = args.pending.rows;  // of the current ones, in shared memory
+  const int num_rows = first_row + args.current.rows;
+  if (i_thread == 0) {
+    // From each block its token and its share of every sum of squares.
+    open_mailbox(&mailbox, kRanks * (1 + args.current.rows * ratio) * sizeof(float));
+  }
   cluster_arrive_relaxed();
 
   const int rank = static_cast<int>(cluster_rank());
-  const int ratio = args.ratio;
-  const int i_key = blockIdx.x / args.num_ranks;
-  const int num_items = ratio * (kSlices / args.num_ranks);
-  const int num_z_pairs = num_items * (kSliceColumns / 2);  // of a row
-  const int num_pairs = kKeyPairs + num_z_pairs;
-  const int num_z = args.current.rows * num_z_pairs;
-  const int i_thread = threadIdx.x;
+  const int i_key = blockIdx.x / kRanks;
+  const int num_items = ratio * (kSlices / kRanks);
+  const int num_value_pairs = num_items * kValuePairs;
+  const int num_pairs = kKeyPairs + num_value_pairs;
   const int num_threads = blockDim.x;
+  const int num_warps = num_threads / kWarp;
   const int i_lane = i_thread % kWarp;
+  const int i_warp = i_thread / kWarp;
   const Layout layout = layout_of(args.pending.rows, args.current.rows, num_items, ratio);
   const int row_stride = layout.row_stride;
 
-  const auto place_of_item = [&](int i_item) {
-    return Place{i_item % ratio, rank + i_item / ratio * args.num_ranks, 0, 0, 0};
-  };
-  const auto place_of_values = [&](int i) {
-    const int i_row = i / num_z_pairs;
-    const int i_pair = i - i_row * num_z_pairs;
-    Place place = place_of_item(2 * i_pair / kSliceColumns);
-    place.i_row = i_row;
-    place.i_pair = i_pair;
-    place.o_value = (i_key * ratio + place.i_head) * kHeadDim + place.i_slice * kSliceColumns +
-                    2 * i_pair % kSliceColumns;
-    return place;
-  };
-  const auto norm_weight_of = [&](const Place& place) {
-    const float* p = args.p_norm_weight + place.o_value % kHeadDim;
-    return make_float2(p[0], p[1]);
-  };
-  const auto load_z = [&](const Place& place) {
-    return *reinterpret_cast<const Pair<T>*>(args.p_z + place.i_row * args.z_row_stride +
-                                             place.o_value);
-  };
-  const auto head_gates_of = [&](int i_head) {
-    return HeadGates{args.p_a_log[i_head], args.p_dt_bias[i_head]};
-  };
-
-  // The lane's piece of an item's state.
-  const int i_half = i_thread / kWarp % kSliceWarps;
-  const int lane_row = i_lane / 2 * kLaneRows;
-  const int lane_column = i_half * kWarpColumns + i_lane % 2 * kQuad;
-  const auto state_of = [&](const Place& item) {
+  // The lane's piece of an item's state. Threads beyond the groups have none.
+  const int i_half = i_warp % kSliceWarps;
+  const int lane_row = i_lane / kColumnLanes * kRun;
+  const int lane_column = i_half * kWarpColumns + i_lane % kColumnLanes * kLaneColumns;
+  const int num_groups = (num_threads - kSpareThreads) / kGroupThreads;
+  const int first_item = i_thread / kGroupThreads;
+  const bool has_state = first_item < num_groups;
+  const auto state_of = [&](const Item& item) {
     const std::int64_t i_head = i_key * ratio + item.i_head;
     return args.p_state + (i_head * kHeadDim + lane_row) * kHeadDim + item.i_slice * kSliceColumns +
            lane_column;
   };
-  const int num_groups = num_threads / kGroupThreads;
-  const int first_item = i_thread / kGroupThreads;
-  Place item = place_of_item(first_item);
+  Item item = item_of(first_item, rank, ratio);
   float* p_state = state_of(item);
 
-  // The values are dealt from the last thread on, and the gates from the first warp that has no
-  // channels: with few rows every warp then waits for memory once.
-  const int first_z = num_threads - 1 - i_thread;
-  const Place first_values = place_of_values(first_z);
-  const int gate_threads_before = (num_pairs + kWarp - 1) / kWarp * kWarp % num_threads;
-  const int first_gate =
-      i_thread - gate_threads_before + (i_thread < gate_threads_before ? num_threads : 0);
+  // The first value of a pair of the block's values, within a row of z and out.
+  const auto o_value_of = [&](int i_pair) {
+    const Item place = item_of(i_pair / kValuePairs, rank, ratio);
+    return (i_key * ratio + place.i_head) * kHeadDim + place.i_slice * kSliceColumns +
+           2 * (i_pair % kValuePairs);
+  };
+  const auto norm_weight_of = [&](int o_value) {
+    const float* p = args.p_norm_weight + o_value % kHeadDim;
+    return make_float2(p[0], p[1]);
+  };
+  const auto load_z = [&](int i_row, int o_value) {
+    return *reinterpret_cast<const Pair<T>*>(args.p_z + i_row * args.z_row_stride + o_value);
+  };
+
+  // A gate is one row of one value head; they are dealt from the last thread on, which has no
+  // channels. A row of values is dealt to a warp.
+  const auto head_gates_of = [&](int i_head) {
+    return HeadGates{-expf(args.p_a_log[i_head]), args.p_dt_bias[i_head]};
+  };
+  const int first_gate = num_threads - 1 - i_thread;
+  const int first_channel = channel_of(i_thread, i_key, rank, args.h, ratio);
+  const bool has_channels = i_thread < num_pairs;
+  const int first_value = o_value_of(i_lane);
+  const bool has_values = i_warp < args.current.rows && i_lane < num_value_pairs;
+  struct GateInputs {
+    const T* p_a;
+    const T* p_b;
+  };
+  const auto gate_inputs_of = [&](int i_gate) {
+    const int i_row = i_gate / ratio;
+    const int i_head = i_key * ratio + i_gate % ratio;
+    const bool is_pending = i_row < first_row;
+    const Rows<T>& rows = is_pending ? args.pending : args.current;
+    const int i_own = is_pending ? i_row : i_row - first_row;
+    return GateInputs{rows.p_a + i_own * rows.a_row_stride + i_head,
+                      rows.p_b + i_own * rows.b_row_stride + i_head};
+  };
+  const bool has_gate = first_gate < num_rows * ratio;
+  const GateInputs first_inputs = has_gate ? gate_inputs_of(first_gate) : GateInputs{};
 
   if (!args.state_settled) {
     wait_for_previous_kernel();
   }
-  float b_state[kLaneRows][kQuad];
-  load_state(p_state, b_state);
-  ConvPair<T> b_conv = {};
-  const int first_channel = channel_of(i_thread, i_key, rank, args.h, ratio, args.num_ranks);
-  if (i_thread < num_pairs) {
-    b_conv = load_conv_pair(args, first_channel);
+  float b_state[kLaneRows][kLaneColumns] = {};
+  if (has_state) {
+    load_state(p_state, b_state);
   }
-  const float2 b_norm_weight = norm_weight_of(first_values);
-  const HeadGates b_gates = head_gates_of(i_key * ratio + first_gate % ratio);
-  allow_next_kernel();
+  ConvPair<T> b_conv = {};
+  if (has_channels) {
+    b_conv = load_conv_pair(args, first_channel);
+    // Pending rows are of an earlier pass and lie in memory; the current ones are in the L2.
+    const T* p_pending = args.pending.p_qkv + first_channel;
+#pragma unroll 1
+    for (int i = 0; i < args.pending.rows; ++i) {
+      prefetch_to_l2(p_pending + i * args.pending.qkv_row_stride);
+    }
+  }
+  float2 b_norm_weight = {};
+  if (has_values) {
+    b_norm_weight = norm_weight_of(first_value);
+  }
+  HeadGates b_gates = {};
+  if (has_gate) {
+    b_gates = head_gates_of(i_key * ratio + first_gate % ratio);
+    prefetch_to_l2(first_inputs.p_a);
+    prefetch_to_l2(first_inputs.p_b);
+  }
   wait_for_previous_kernel();
 
   // Pending rows are loaded, and their gates computed, before it is known how many count.
@@ -455,147 +542,167 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
   if (args.pending.rows > 0) {
     num_replayed = min(max(*args.p_num_accepted, 0), args.pending.rows);
   }
-  const int first_row = args.pending.rows;  // of the current ones, in shared memory
-  const int num_rows = first_row + args.current.rows;
+  T b_a = {};
+  T b_b = {};
+  if (has_gate) {
+    b_a = *first_inputs.p_a;
+    b_b = *first_inputs.p_b;
+  }
   Pair<T> b_z = {};
-  if (first_z < num_z) {
-    b_z = load_z(first_values);
+  if (has_values) {
+    b_z = load_z(i_warp, first_value);
   }
 
+#pragma unroll 1
   for (int i_pair = i_thread; i_pair < num_pairs; i_pair += num_threads) {
     int channel = first_channel;
     if (i_pair != i_thread) {
-      channel = channel_of(i_pair, i_key, rank, args.h, ratio, args.num_ranks);
+      channel = channel_of(i_pair, i_key, rank, args.h, ratio);
       b_conv = load_conv_pair(args, channel);
     }
-    Pair<T> b_pending[kMaxRows];
-    Pair<T> b_current[kMaxRows];
-    load_inputs(args.pending, channel, b_pending);
-    load_inputs(args.current, channel, b_current);
+    float* p_mixed = p_shared + layout.mixed + 2 * i_pair;
+    float* p_current = p_mixed + first_row * row_stride;
+    copy_inputs(args.pending, channel, p_mixed, row_stride);
+    copy_inputs(args.current, channel, p_current, row_stride);
     float b_window[2][kWindow];
 #pragma unroll
     for (int i = 0; i < 2 * kWindow; ++i) {
       b_window[i / kWindow][i % kWindow] = to_float(b_conv.window[i / 2].v[i % 2]);
     }
-    float* p_mixed = p_shared + layout.mixed + 2 * i_pair;
+    async_copy_wait();
     auto* p_kept = reinterpret_cast<Pair<T>*>(p_shared + layout.window) + i_pair * kWindow;
-    convolve(b_conv.weight, b_pending, num_replayed, b_window, p_mixed, row_stride);
+    convolve(b_conv.weight, num_replayed, b_window, p_mixed, row_stride);
     if (!args.commit) {
       keep_window(b_window, p_kept);
     }
-    convolve(b_conv.weight, b_current, args.current.rows, b_window,
-             p_mixed + first_row * row_stride, row_stride);
+    convolve(b_conv.weight, args.current.rows, b_window, p_current, row_stride);
     if (args.commit) {
       keep_window(b_window, p_kept);
     }
   }
-
-  for (int i = first_gate; i < num_rows * ratio; i += num_threads) {
-    const int i_row = i / ratio;
-    const int i_head = i_key * ratio + i % ratio;
-    const HeadGates b_head = i == first_gate ? b_gates : head_gates_of(i_head);
-    const bool is_pending = i_row < first_row;
-    reinterpret_cast<float2*>(p_shared + layout.decay)[i] =
-        decay_and_beta(is_pending ? args.pending : args.current,
-                       is_pending ? i_row : i_row - first_row, i_head, b_head);
-  }
-
-  for (int i = first_z; i < num_z; i += num_threads) {
-    float2 b_weight = b_norm_weight;
-    if (i != first_z) {
-      const Place values = place_of_values(i);
-      b_z = load_z(values);
-      b_weight = norm_weight_of(values);
-    }
-    reinterpret_cast<float2*>(p_shared + layout.gate)[i] =
-        make_float2(b_weight.x * silu(to_float(b_z.v[0])), b_weight.y * silu(to_float(b_z.v[1])));
-  }
-  __syncthreads();
   cluster_wait();  // every block has started and may be sent to
+  __syncthreads();
+
+  if (i_thread < kRanks) {
+    send_to_block(tokens + rank, 0.0f, &mailbox, i_thread);
+  }
+  for (int i = first_gate; i < num_rows * ratio; i += num_threads) {
+    if (i != first_gate) {
+      b_gates = head_gates_of(i_key * ratio + i % ratio);
+      const GateInputs inputs = gate_inputs_of(i);
+      b_a = *inputs.p_a;
+      b_b = *inputs.p_b;
+    }
+    reinterpret_cast<float2*>(p_shared + layout.decay)[i] =
+        decay_and_beta(to_float(b_a), to_float(b_b), b_gates);
+  }
+  auto* p_norms = reinterpret_cast<KeyNorms*>(p_shared + layout.norms);
+#pragma unroll 1
+  for (int i_row = i_warp; i_row < num_rows; i_row += num_warps) {
+    if (i_row < num_replayed || i_row >= first_row) {
+      const KeyNorms norms = key_norms(p_shared + layout.mixed + i_row * row_stride + 4 * i_lane);
+      if (i_lane == 0) {
+        p_norms[i_row] = norms;
+      }
+    }
+  }
+  const float2 first_out_gate = make_float2(b_norm_weight.x * silu(to_float(b_z.v[0])),
+                                            b_norm_weight.y * silu(to_float(b_z.v[1])));
+  __syncthreads();
 
   const bool is_written = args.commit ? num_rows > 0 : num_replayed > 0;
-  for (int i_item = first_item; i_item < num_items; i_item += num_groups) {
+  for (int i_item = first_item; has_state && i_item < num_items; i_item += num_groups) {
     if (i_item != first_item) {
       if (args.commit && is_written) {
         store_state(p_state, b_state);
       }
-      item = place_of_item(i_item);
+      item = item_of(i_item, rank, ratio);
       p_state = state_of(item);
       load_state(p_state, b_state);
     }
     const float* p_keys = p_shared + layout.mixed + lane_row;
     float* p_value = p_shared + layout.mixed + 2 * kHeadDim + i_item * kSliceColumns + lane_column +
-                     i_lane / 4 % 4;
+                     i_lane / 8 % 2;
     const float2* p_decay = reinterpret_cast<const float2*>(p_shared + layout.decay) + item.i_head;
     const auto advance = [&](int i_row, auto with_out) {
-      const float2 decay_beta = p_decay[i_row * ratio];
       return step<decltype(with_out)::value>(b_state, p_keys + i_row * row_stride,
-                                             p_value[i_row * row_stride], decay_beta.x,
-                                             decay_beta.y, i_lane);
+                                             p_value[i_row * row_stride], p_decay[i_row * ratio],
+                                             p_norms[i_row], i_lane);
     };
 
+#pragma unroll 1
     for (int i_row = 0; i_row < num_replayed; ++i_row) {
       advance(i_row, std::false_type{});
     }
     if (!args.commit && is_written) {
       store_state(p_state, b_state);
     }
-    float* p_squares =
-        p_shared + layout.squares + item.i_head * kPartials + item.i_slice * kSliceWarps + i_half;
+#pragma unroll 1
     for (int i_row = first_row; i_row < num_rows; ++i_row) {
       const float o = advance(i_row, std::true_type{});
-      if (i_lane >= 16 && !(i_lane & 2)) {
+      if ((i_lane & 20) == 16) {
         p_value[i_row * row_stride] = o;
       }
-      // Over the 8 columns of lanes 16 to 31; what the others add up is of no use.
-      float squares = __fmul_rn(o, o);
-      squares = add_across(add_across(add_across(squares, 8), 4), 1);
-      const int i_block = i_lane - 16;
-      if (i_block >= 0 && i_block < args.num_ranks) {
-        store_to_block(p_squares, i_block, squares);
-      }
-      p_squares += ratio * kPartials;
     }
   }
-  cluster_arrive();
-  if (args.commit && is_written) {
+  __syncthreads();
+
+  const float* p_o = p_shared + layout.mixed + first_row * row_stride + 2 * kHeadDim;
+  float* p_squares = p_shared + layout.squares;
+#pragma unroll 1
+  for (int i_row = i_warp; i_row < args.current.rows; i_row += num_warps) {
+#pragma unroll 1
+    for (int i_item = i_lane / kRanks; i_item < num_items; i_item += kWarp / kRanks) {
+      const Item place = item_of(i_item, rank, ratio);
+      const float sum = sum_of_squares(p_o + i_row * row_stride + i_item * kSliceColumns);
+      send_to_block(p_squares + (i_row * ratio + place.i_head) * kSlices + place.i_slice, sum,
+                    &mailbox, i_lane % kRanks);
+    }
+  }
+  if (args.commit && is_written && has_state) {
     store_state(p_state, b_state);  // of the last item
   }
-  cluster_wait();
+  wait_for_mail(&mailbox);
 
-  for (int i = first_z; i < num_z; i += num_threads) {
-    const Place values = i == first_z ? first_values : place_of_values(i);
-    const float4* p_partials = reinterpret_cast<const float4*>(
-        p_shared + layout.squares + (values.i_row * ratio + values.i_head) * kPartials);
-    float sum = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kPartials / 4; ++j) {
-      const float4 b_part = p_partials[j];
-      sum += (b_part.x + b_part.y) + (b_part.z + b_part.w);
+#pragma unroll 1
+  for (int i_row = i_warp; i_row < args.current.rows; i_row += num_warps) {
+#pragma unroll 1
+    for (int i_pair = i_lane; i_pair < num_value_pairs; i_pair += kWarp) {
+      float2 gate = first_out_gate;
+      int o_value = first_value;
+      if (i_row != i_warp || i_pair != i_lane) {
+        o_value = o_value_of(i_pair);
+        const Pair<T> z = load_z(i_row, o_value);
+        const float2 weight = norm_weight_of(o_value);
+        gate = make_float2(weight.x * silu(to_float(z.v[0])), weight.y * silu(to_float(z.v[1])));
+      }
+      const int i_head = item_of(i_pair / kValuePairs, rank, ratio).i_head;
+      const float4* p_parts =
+          reinterpret_cast<const float4*>(p_squares + (i_row * ratio + i_head) * kSlices);
+      const float4 low = p_parts[0];
+      const float4 high = p_parts[1];
+      const float sum =
+          ((low.x + low.y) + (low.z + low.w)) + ((high.x + high.y) + (high.z + high.w));
+      const float inverse_rms = rsqrtf(fmaf(sum, 1.0f / kHeadDim, args.eps));
+      const float2 o = *reinterpret_cast<const float2*>(p_o + i_row * row_stride + 2 * i_pair);
+      Pair<T> b_out;
+      b_out.v[0] = from_float<T>(o.x * inverse_rms * gate.x);
+      b_out.v[1] = from_float<T>(o.y * inverse_rms * gate.y);
+      *reinterpret_cast<Pair<T>*>(args.p_out + i_row * args.out_row_stride + o_value) = b_out;
     }
-    const float inverse_rms = rsqrtf(fmaf(sum, 1.0f / kHeadDim, args.eps));
-    const float2 gate = reinterpret_cast<const float2*>(p_shared + layout.gate)[i];
-    const float2 o = *reinterpret_cast<const float2*>(p_shared + layout.mixed +
-                                                      (first_row + values.i_row) * row_stride +
-                                                      2 * kHeadDim + 2 * values.i_pair);
-    Pair<T> b_out;
-    b_out.v[0] = from_float<T>(o.x * inverse_rms * gate.x);
-    b_out.v[1] = from_float<T>(o.y * inverse_rms * gate.y);
-    *reinterpret_cast<Pair<T>*>(args.p_out + values.i_row * args.out_row_stride + values.o_value) =
-        b_out;
   }
 
   if (!is_written) {
     return;
   }
   // All blocks have read the window. Each writes its own columns of v, and a share of q and k.
+#pragma unroll 1
   for (int i_pair = i_thread; i_pair < num_pairs; i_pair += num_threads) {
-    if (i_pair < kKeyPairs && i_pair / (kSliceColumns / 2) % args.num_ranks != rank) {
+    if (i_pair < kKeyPairs && i_pair / kValuePairs % kRanks != rank) {
       continue;
     }
-    const int channel = i_pair == i_thread
-                            ? first_channel
-                            : channel_of(i_pair, i_key, rank, args.h, ratio, args.num_ranks);
+    const int channel =
+        i_pair == i_thread ? first_channel : channel_of(i_pair, i_key, rank, args.h, ratio);
     const auto* p_kept =
         reinterpret_cast<const Pair<T>*>(p_shared + layout.window) + i_pair * kWindow;
     auto* p_window = reinterpret_cast<Pair<T>*>(args.p_conv_window + channel * kWindow);
@@ -638,7 +745,6 @@ Status run(const GdnStepParams& p, void* stream) {
   args.p_state = p.state;
   args.h = static_cast<int>(p.h);
   args.ratio = ratio;
-  args.num_ranks = num_ranks;
   args.eps = p.eps;
   args.commit = p.commit;
   args.state_settled = p.state_settled;
@@ -652,7 +758,7 @@ Status run(const GdnStepParams& p, void* stream) {
     return kSizeOutOfRange;
   }
   const dim3 grid(static_cast<unsigned>(p.h) * num_ranks);
-  const dim3 block(kGroupThreads * (items < kMaxGroups ? items : kMaxGroups));
+  const dim3 block(kGroupThreads * (items < kMaxGroups ? items : kMaxGroups) + kSpareThreads);
   return launch_with(options, gdn_step_kernel<T>, grid, block, stream, args);
 }
 

@@ -20,6 +20,11 @@ __device__ __forceinline__ void async_copy_16(uint32_t to_shared,
                : "memory");
 }
 
+// Copies 4 bytes; both addresses are multiples of 4.
+__device__ __forceinline__ void async_copy_4(uint32_t to_shared, const void* p_from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to_shared), "l"(p_from) : "memory");
+}
+
 // Returns when every copy that this thread has begun is complete. The copies of other threads are
 // visible after a barrier that follows.
 __device__ __forceinline__ void async_copy_wait() {

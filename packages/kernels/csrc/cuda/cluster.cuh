@@ -1,16 +1,25 @@
-// Thread block clusters: blocks that run at the same time and reach each other's shared memory.
+// Thread block clusters: blocks that run at the same time and send numbers to each other.
 //
-// A block may be addressed by another one only while it runs: between two barriers of the cluster,
-// one after every block has started and one before any block ends. Arriving and waiting are apart,
-// so that a barrier whose wait comes late costs nothing.
+// A block may be addressed by another one only while it runs. It has started once every block has
+// passed the cluster's barrier, and it goes on until its mailbox has received all that is sent to
+// it. Sending costs the sender nothing to wait for, unlike a second barrier of the cluster, which
+// would wait for everything the block has written to global memory as well.
 //
-// PTX ISA, "barrier.cluster", "mapa" and "st" with .shared::cluster. Before sm_90 there are no
-// clusters: every block is a cluster of one, and the barrier is the block's own.
+// PTX ISA, "barrier.cluster", "mapa", "st.async" and "mbarrier". Before sm_90 there are no
+// clusters: every block is a cluster of one, and it sends to itself.
 #pragma once
 
 #include <cstdint>
 
+#include "async_copy.cuh"
+
 namespace bytebound {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr bool kHasClusters = false;
+#else
+constexpr bool kHasClusters = true;
+#endif
 
 // The number of this block within its cluster.
 __device__ __forceinline__ unsigned cluster_rank() {
@@ -23,24 +32,15 @@ __device__ __forceinline__ unsigned cluster_rank() {
 #endif
 }
 
-// Every thread of every block arrives once per barrier, by this or the next function. What a thread
-// has read and written before is done for those that come back from cluster_wait(); its writes to
-// global memory are waited for too, so let large ones follow the call.
-__device__ __forceinline__ void cluster_arrive() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-#endif
-}
-
-// Arrives for a barrier that orders no memory: it says only that this block has started.
+// Every thread of every block calls it once, after its block has opened the mailbox: it says that
+// this block may be sent to.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 #endif
 }
 
-// Every thread calls it once after it arrived; returns when all threads of all blocks
-// arrived.
+// Every thread calls it once after it arrived; returns when all threads of all blocks have.
 __device__ __forceinline__ void cluster_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
@@ -49,30 +49,64 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-// Writes to another block's shared memory, at the place that p_shared has in this block's.
-__device__ __forceinline__ void store_to_block(float* p_shared, unsigned rank, float value) {
+// Lies in shared memory, at the same place in every block.
+struct Mailbox {
+  std::uint64_t barrier;
+};
+
+// One thread calls it before it arrives: num_bytes will be sent to this block in all.
+__device__ __forceinline__ void open_mailbox(Mailbox* p_mailbox, std::uint32_t num_bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  const auto local = static_cast<std::uint32_t>(__cvta_generic_to_shared(p_shared));
+  const std::uint32_t local = shared_address(p_mailbox);
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(local) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(local), "r"(num_bytes)
+               : "memory");
+#endif
+}
+
+// Writes to another block's shared memory, at the place that p_shared has in this block's, and
+// counts it in that block's mailbox.
+__device__ __forceinline__ void send_to_block(float* p_shared,
+                                              float value,
+                                              Mailbox* p_mailbox,
+                                              unsigned rank) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   std::uint32_t remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
+  std::uint32_t remote_mailbox;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(remote)
+               : "r"(shared_address(p_shared)), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(remote_mailbox)
+               : "r"(shared_address(p_mailbox)), "r"(rank));
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(remote),
+      "r"(__float_as_uint(value)), "r"(remote_mailbox)
+      : "memory");
 #else
   *p_shared = value;
 #endif
 }
 
-// Reads from another block's shared memory. It takes several times as long as a load of one's own:
-// where the writer knows the readers, let it store instead.
-__device__ __forceinline__ float load_from_block(const float* p_shared, unsigned rank) {
+// Every thread calls it, once; returns when everything has been received and can be read.
+__device__ __forceinline__ void wait_for_mail(Mailbox* p_mailbox) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  const auto local = static_cast<std::uint32_t>(__cvta_generic_to_shared(p_shared));
-  std::uint32_t remote;
-  float value;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(remote) : "memory");
-  return value;
+  const std::uint32_t local = shared_address(p_mailbox);
+  std::uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(local)
+        : "memory");
+  }
 #else
-  return *p_shared;
+  __syncthreads();
 #endif
 }
 

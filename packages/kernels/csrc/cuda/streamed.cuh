@@ -1,4 +1,5 @@
-// Reads of weights, which are read once: they need no place in the L1 cache. Constant memory only.
+// Reads of weights, which are read once: they need no place in the L1 cache. Constant memory only,
+// but for prefetch_to_l2(), which is a hint and reads nothing.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,11 @@ __device__ __forceinline__ uint32_t load_streamed_word(const void* p) {
   uint32_t v;
   asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
   return v;
+}
+
+// When memory that an earlier kernel may still write will be read after the wait for it.
+__device__ __forceinline__ void prefetch_to_l2(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
 }  // namespace bytebound
