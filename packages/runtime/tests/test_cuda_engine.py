@@ -1,4 +1,4 @@
-"""Engine(backend="cuda") on a GPU: drafts never change the output, requests do not see each other."""
+"""Engine(backend="cuda") on a GPU: drafts change no token, requests do not see each other."""
 
 import warnings
 from pathlib import Path
@@ -45,8 +45,7 @@ def test_it_runs_on_the_kernels(plain: Engine, prompt: list[int], expected: list
     )
     wanted = reference.generate(prompt, GREEDY).token_ids
     # bfloat16 and float32 part where two tokens are about as likely; not within the first words.
-    same = next((i for i, pair in enumerate(zip(wanted, expected)) if len(set(pair)) > 1), 240)
-    assert same >= 12
+    assert wanted[:12] == expected[:12]
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 7])
