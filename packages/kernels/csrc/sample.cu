@@ -11,6 +11,9 @@
 // digits known so far; the last block finds the digit in which the limit falls. Weights are added
 // as whole multiples of 2^-60, so a sum over a bin is exact and needs no order. A pass that the
 // settings do not ask for ends at once. The workspace is cleared by whoever read it last.
+//
+// The first kernel lets the next one start only after its own wait: whatever wrote the logits has
+// then ended, so all others load them before they wait, past the L1.
 #include "sample.h"
 
 #include "cuda/chunk.cuh"
@@ -122,21 +125,29 @@ __device__ __forceinline__ double to_double(Sum sum) {
   return static_cast<double>(high) * 0x1p-40 + static_cast<double>(sum.low & kLimbMask) * 0x1p-60;
 }
 
+// 0 beyond the row.
 __device__ __forceinline__ void load_logits(const KernelArgs& args,
                                             int i_first,
                                             float (&b_logit)[kChunk]) {
-  const float* p_row = args.p_logits + blockIdx.y * args.row_stride;
-  if (args.is_vector) {
-    load_chunk<true>(p_row, i_first, args.n, b_logit);
-  } else {
-    load_chunk<false>(p_row, i_first, args.n, b_logit);
+  const float* p_first = args.p_logits + blockIdx.y * args.row_stride + i_first;
+  if (args.is_vector && i_first + kChunk <= args.n) {
+    const auto* p_four = reinterpret_cast<const float4*>(p_first);
+    const float4 low = __ldcg(p_four);
+    const float4 high = __ldcg(p_four + 1);
+    b_logit[0] = low.x, b_logit[1] = low.y, b_logit[2] = low.z, b_logit[3] = low.w;
+    b_logit[4] = high.x, b_logit[5] = high.y, b_logit[6] = high.z, b_logit[7] = high.w;
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kChunk; ++j) {
+    b_logit[j] = i_first + j < args.n ? __ldcg(p_first + j) : 0.0f;
   }
 }
 
 __global__ void __launch_bounds__(kSearchThreads) sample_start_kernel(KernelArgs args) {
   __shared__ Candidate shared_best[kSearchWarps];
-  allow_next_kernel();
   wait_for_previous_kernel();
+  allow_next_kernel();
   const int i_first = blockIdx.x * kSlice + threadIdx.x * kChunk;
   float b_logit[kChunk];
   load_logits(args, i_first, b_logit);
@@ -178,6 +189,48 @@ struct Bin {
   Sum sum;
 };
 
+// Loads this thread's bins, all at once, and clears them.
+template <bool kByWeight>
+__device__ __forceinline__ void take_bins(Histogram& histogram, Bin (&b_bin)[kChunk]) {
+  const unsigned i_lowest = kBins - kChunk * (threadIdx.x + 1);
+  auto* p_counts = reinterpret_cast<uint4*>(histogram.counts + i_lowest);
+  auto* p_high = reinterpret_cast<ulonglong2*>(histogram.high + i_lowest);
+  auto* p_low = reinterpret_cast<ulonglong2*>(histogram.low + i_lowest);
+  uint4 counts[kChunk / 4];
+  ulonglong2 high[kChunk / 2] = {};
+  ulonglong2 low[kChunk / 2] = {};
+#pragma unroll
+  for (int i = 0; i < kChunk / 4; ++i) {
+    counts[i] = __ldcg(p_counts + i);
+  }
+  if (kByWeight) {
+#pragma unroll
+    for (int i = 0; i < kChunk / 2; ++i) {
+      high[i] = __ldcg(p_high + i);
+      low[i] = __ldcg(p_low + i);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kChunk; ++j) {
+    const int i = kChunk - 1 - j;  // the highest bin comes first
+    const uint4 four = counts[i / 4];
+    b_bin[j].count = i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
+    b_bin[j].sum = {i % 2 == 0 ? high[i / 2].x : high[i / 2].y,
+                    i % 2 == 0 ? low[i / 2].x : low[i / 2].y};
+  }
+#pragma unroll
+  for (int i = 0; i < kChunk / 4; ++i) {
+    p_counts[i] = make_uint4(0, 0, 0, 0);
+  }
+  if (kByWeight) {
+#pragma unroll
+    for (int i = 0; i < kChunk / 2; ++i) {
+      p_high[i] = make_ulonglong2(0, 0);
+      p_low[i] = make_ulonglong2(0, 0);
+    }
+  }
+}
+
 // In the last block: the digit in which the limit falls, from the highest bin down. Thread t holds
 // the bins that come t * 8 to t * 8 + 7 in this order.
 template <bool kByWeight, int kPass>
@@ -193,28 +246,30 @@ __device__ __forceinline__ void decide_digit(const KernelArgs& args,
   const double temperature = args.p_settings[kSampleTemperature];
 
   Bin b_bin[kChunk];
+  take_bins<kByWeight>(p_space->histogram, b_bin);
+  if (kByWeight) {
+    // What top_k keeps of its last key is not in the histogram: these ids are equal, so their
+    // number says all.
+    const unsigned key = state.top_k.key;
+    const bool known = kPass == 0 || (key >> shift) >> digit_bits == state.prefix;
+    if (state.top_k.kept > 0 && known) {
+      const unsigned kept = state.top_k.kept;
+      const unsigned i_place = kBins - 1 - ((key >> shift) & ((1u << digit_bits) - 1));
+      const Sum one = to_sum(weight_of(key_value(key), state.highest, temperature));
+#pragma unroll
+      for (int j = 0; j < kChunk; ++j) {
+        if (threadIdx.x * kChunk + j == i_place) {
+          b_bin[j].count += kept;
+          b_bin[j].sum = add(b_bin[j].sum, {one.high * kept, one.low * kept});
+        }
+      }
+    }
+  }
   Bin b_all = {0, {0, 0}};
 #pragma unroll
   for (int j = 0; j < kChunk; ++j) {
-    const unsigned i_bin = kBins - 1 - (threadIdx.x * kChunk + j);
-    b_bin[j] = {p_space->histogram.counts[i_bin], {0, 0}};
-    p_space->histogram.counts[i_bin] = 0;
-    if (kByWeight) {
-      b_bin[j].sum = {p_space->histogram.high[i_bin], p_space->histogram.low[i_bin]};
-      p_space->histogram.high[i_bin] = 0;
-      p_space->histogram.low[i_bin] = 0;
-      // What top_k keeps of its last key is not in the histogram: these ids are equal, so their
-      // number says all.
-      const unsigned key = state.top_k.key;
-      const bool known = kPass == 0 || (key >> shift) >> digit_bits == state.prefix;
-      if (state.top_k.kept > 0 && known && ((key >> shift) & ((1u << digit_bits) - 1)) == i_bin) {
-        const Sum one = to_sum(weight_of(key_value(key), state.highest, temperature));
-        b_bin[j].count += state.top_k.kept;
-        b_bin[j].sum = add(b_bin[j].sum, {one.high * state.top_k.kept, one.low * state.top_k.kept});
-      }
-      b_all.sum = add(b_all.sum, b_bin[j].sum);
-    }
     b_all.count += b_bin[j].count;
+    b_all.sum = add(b_all.sum, b_bin[j].sum);
   }
 
   Sum before = state.above;
@@ -280,20 +335,6 @@ __global__ void __launch_bounds__(kSearchThreads, 2) sample_select_kernel(Kernel
   __shared__ unsigned counts[kBins];
   __shared__ unsigned limbs[kByWeight ? 3 : 1][kByWeight ? kBins : 1];
   allow_next_kernel();
-  wait_for_previous_kernel();
-
-  RowSpace* p_space = row_space(args);
-  const RowState& state = p_space->state;
-  const double top_k = args.p_settings[kSampleTopK];
-  const bool asked = kByWeight ? args.p_settings[kSampleTopP] < 1.0
-                               : top_k > 0.0 && top_k < static_cast<double>(args.n);
-  if (!asked || !draws(args, state)) {
-    return;
-  }
-  const double temperature = args.p_settings[kSampleTemperature];
-  const double highest = state.highest;
-  const unsigned prefix = state.prefix;
-  const unsigned floor_key = kByWeight ? state.top_k.key : 0;
   const int i_first = blockIdx.x * kSlice + threadIdx.x * kChunk;
   float b_logit[kChunk];
   load_logits(args, i_first, b_logit);
@@ -304,6 +345,20 @@ __global__ void __launch_bounds__(kSearchThreads, 2) sample_select_kernel(Kernel
       limbs[1][i] = 0;
       limbs[2][i] = 0;
     }
+  }
+  wait_for_previous_kernel();
+
+  RowSpace* p_space = row_space(args);
+  const RowState& state = p_space->state;
+  const double top_k = args.p_settings[kSampleTopK];
+  const double temperature = args.p_settings[kSampleTemperature];
+  const double highest = state.highest;
+  const unsigned prefix = state.prefix;
+  const unsigned floor_key = kByWeight ? state.top_k.key : 0;
+  const bool asked = kByWeight ? args.p_settings[kSampleTopP] < 1.0
+                               : top_k > 0.0 && top_k < static_cast<double>(args.n);
+  if (!asked || !draws(args, state)) {
+    return;
   }
   __syncthreads();
 #pragma unroll
@@ -408,8 +463,13 @@ __global__ void __launch_bounds__(kSearchThreads) sample_ties_kernel(KernelArgs 
 __global__ void __launch_bounds__(kSearchThreads, 2) sample_draw_kernel(KernelArgs args) {
   __shared__ DrawShared shared;
   allow_next_kernel();
+  const int i_first = blockIdx.x * kSlice + threadIdx.x * kChunk;
+  float b_logit[kChunk];
+  load_logits(args, i_first, b_logit);
   wait_for_previous_kernel();
 
+  const std::int64_t position = *args.p_position + args.position_offset + blockIdx.y;
+  const auto seed = static_cast<std::uint64_t>(*args.p_seed);
   RowSpace* p_space = row_space(args);
   const RowState& state = p_space->state;
   const int argmax = state.argmax;
@@ -430,12 +490,10 @@ __global__ void __launch_bounds__(kSearchThreads, 2) sample_draw_kernel(KernelAr
   const double highest = state.highest;
   const unsigned cut_key = state.cut.key;
   const int last_id = state.last_id;
-  const auto load = [&](int i_first, double (&b_weight)[kChunk]) {
-    float b_logit[kChunk];
-    load_logits(args, i_first, b_logit);
+  const auto weigh = [&](int i_id, const float (&b_logit)[kChunk], double (&b_weight)[kChunk]) {
 #pragma unroll
     for (int j = 0; j < kChunk; ++j) {
-      const int id = i_first + j;
+      const int id = i_id + j;
       const unsigned key = order_key(b_logit[j]);
       b_weight[j] = 0.0;
       if (id < args.n && (key > cut_key || (key == cut_key && id <= last_id))) {
@@ -445,10 +503,15 @@ __global__ void __launch_bounds__(kSearchThreads, 2) sample_draw_kernel(KernelAr
     }
   };
 
-  const int i_first = blockIdx.x * kSlice + threadIdx.x * kChunk;
+  const auto load = [&](int i_id, double (&b_weight)[kChunk]) {
+    float b_own[kChunk];
+    load_logits(args, i_id, b_own);
+    weigh(i_id, b_own, b_weight);
+  };
+
   double b_weight[kChunk];
   if (is_drawn) {
-    load(i_first, b_weight);
+    weigh(i_first, b_logit, b_weight);
   } else {
 #pragma unroll
     for (int j = 0; j < kChunk; ++j) {
@@ -477,9 +540,7 @@ __global__ void __launch_bounds__(kSearchThreads, 2) sample_draw_kernel(KernelAr
   if (!is_last_block(&p_space->state.num_done, gridDim.x)) {
     return;
   }
-  const std::int64_t position = *args.p_position + args.position_offset + blockIdx.y;
-  const double uniform = philox_uniform(static_cast<std::uint64_t>(*args.p_seed), position,
-                                        static_cast<std::uint32_t>(args.purpose));
+  const double uniform = philox_uniform(seed, position, static_cast<std::uint32_t>(args.purpose));
   const Drawn drawn = finish_draw(p_partials, gridDim.x, uniform, shared, load);
   if (threadIdx.x == 0) {
     args.p_out[blockIdx.y] = drawn.id;
