@@ -1,22 +1,27 @@
-// Gated attention decode, three kernels that overlap by dependent launch:
+// Gated attention decode, two kernels that overlap by dependent launch:
 //
-//   append   a warp for each vector of 256: norm and rotary of q and k, then q to the workspace,
-//            and k and v rounded into the cache. From there on all read the same rounded numbers.
-//   leaves   a fixed number of blocks. Block b serves kv head b % NKV and takes leaves of its
-//            context, the large ones at its end first, each from whoever is free (an integer
-//            ticket):
+//   leaves   a fixed number of blocks. Block b serves kv head b % NKV and takes leaves of the
+//            context, the large ones at its end first, to and fro over the blocks:
 //
 //              leaves of a head   |0|1|2|3| 4 | 5 | 6 |  7  |  8  |  9  |     (attention_leaf.cuh)
-//              blocks of a head    .......... c   b   a     c     b     a
+//              blocks of a head    c c b a  a   b   c    c     b     a
 //
-//            A leaf yields a maximum, a sum and an un-normalised output for each query, whoever
-//            computes it; K and V tiles stream through two stages of shared memory, across leaves.
+//            A block makes its queries itself: norm and rotary, into shared memory. Those that
+//            begin with the newest positions append them first, k with norm and rotary, and v,
+//            rounded to the cache, and read them back: everyone sees the same rounded numbers. A
+//            leaf yields a maximum, a sum and an un-normalised output for each query, whoever
+//            computes it; K and V tiles stream through a few stages of shared memory, across
+//            leaves.
 //   merge    a block for 64 dims of a query: adds its leaves in a fixed order, divides, gates.
 //
 // The grid knows neither the position nor the length, so one captured graph serves them all. The
 // cost beyond reading K and V once: NH * (DH + 2) floats for each leaf and row, written and read,
-// which stays in the L2. At 32 Ki positions, 176 leaves, that is 3 % of the bytes of a bf16 cache
-// for each row.
+// which stays in the L2 (at 32 Ki positions 176 leaves: 3 % of the bytes of a bf16 cache for each
+// row), and the norms of a row's queries in every block, while the first tiles are on their way.
+//
+// While the kernel before still runs, a block asks the L2 for its first tiles. That is a hint and
+// changes nothing but time, so it may come from a position that is out of date: the position and
+// the cache are read after the wait.
 #include "attention_decode.h"
 
 #include <cuda_fp8.h>
@@ -32,10 +37,11 @@
 namespace bytebound {
 namespace {
 
-constexpr int kPartQueries = 16 * kMaxTilesM;  // queries of one block; more are split into parts
-constexpr int kMaxGroups = 1024;               // pairs of kv head and part
+constexpr int kPartQueries = kMaxQueries;  // of one block; more are split into parts
+constexpr int kMaxGroups = 1024;           // pairs of kv head and part
 constexpr int kMaxHeads = 1024;
-constexpr int kAppendWarps = 4;
+constexpr int kMaxStages = 4;
+constexpr int kBlocksPerSm = 2;  // more would have shorter pipelines and less even shares
 constexpr int kMergeDims = 64;
 constexpr int kMergeLanes = kMergeDims / 4;
 constexpr int kMergeWays = 16;  // leaves that are added side by side
@@ -55,8 +61,6 @@ struct KernelArgs {
   float* p_k_scale;
   float* p_v_scale;
   void* p_out;
-  int* p_tickets;     // [kv head and part]
-  void* p_queries;    // [R, NH, DH] of the cache's compute type
   float2* p_max_sum;  // [R, NH, leaf]
   float* p_partial;   // [R, NH, leaf, DH]
   int64_t q_gate_row_stride;
@@ -71,10 +75,12 @@ struct KernelArgs {
   int num_parts;
   int max_positions;
   int max_leaves;
+  int num_stages;   // 2 to kMaxStages
   int half_rotary;  // rotary_dim / 2
   float eps;
   float score_unit;  // scale * log2(e): scores are powers of two
-  bool float_norms;  // the norms' weights are float32
+  bool half_rows;    // q_gate, k, v and out are float16, else bfloat16
+  bool float_norms;  // the norms' weights are float32, else as the rows
   bool vector;       // every row of q_gate, k and v is 16-byte aligned
 };
 
@@ -83,13 +89,47 @@ __device__ __forceinline__ bool is_in_range(int position, const KernelArgs& args
   return position >= 0 && position <= args.max_positions - args.rows;
 }
 
-template <typename T>
-__device__ __forceinline__ void load_row(const T* p_row, bool vector, float (&b)[kChunk]) {
-  const int i_first = threadIdx.x % kWarp * kChunk;
+// Eight dims of a lane as they lie in memory, in pairs, and as numbers.
+__device__ __forceinline__ void load_pairs(const void* p_from,
+                                           int64_t i_row,
+                                           bool vector,
+                                           uint32_t (&pairs)[4]) {
+  const auto* p_row = static_cast<const uint16_t*>(p_from) + i_row + threadIdx.x % kWarp * kChunk;
   if (vector) {
-    load_chunk<true>(p_row, i_first, kHeadDim, b);
+    const uint4 loaded = *reinterpret_cast<const uint4*>(p_row);
+    pairs[0] = loaded.x;
+    pairs[1] = loaded.y;
+    pairs[2] = loaded.z;
+    pairs[3] = loaded.w;
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    pairs[j] = p_row[2 * j] | static_cast<uint32_t>(p_row[2 * j + 1]) << 16;
+  }
+}
+
+__device__ __forceinline__ void to_numbers(float (&b)[kChunk],
+                                           const uint32_t (&pairs)[4],
+                                           bool half) {
+#pragma unroll
+  for (int j = 0; j < kChunk; ++j) {
+    const uint32_t bits = pairs[j / 2] >> (16 * (j % 2)) & 0xffffu;
+    b[j] = half ? __half2float(__ushort_as_half(static_cast<unsigned short>(bits)))
+                : __uint_as_float(bits << 16);
+  }
+}
+
+// A lane's share of a norm's weights.
+__device__ __forceinline__ void load_norm(const KernelArgs& args,
+                                          const void* p_norm,
+                                          float (&b)[kChunk]) {
+  if (args.float_norms) {
+    load_chunk<false>(static_cast<const float*>(p_norm), threadIdx.x % kWarp * kChunk, kHeadDim, b);
   } else {
-    load_chunk<false>(p_row, i_first, kHeadDim, b);
+    uint32_t pairs[4];
+    load_pairs(p_norm, 0, false, pairs);
+    to_numbers(b, pairs, args.half_rows);
   }
 }
 
@@ -102,10 +142,10 @@ __device__ __forceinline__ void norm_row(float (&b)[kChunk],
   for (int j = 0; j < kChunk; ++j) {
     sum = fmaf(b[j], b[j], sum);
   }
-  const float inverse_rms = __frsqrt_rn(warp_sum(sum) / kHeadDim + eps);
+  const float inverse_rms = __frsqrt_rn(__fadd_rn(__fmul_rn(warp_sum(sum), 1.0f / kHeadDim), eps));
 #pragma unroll
   for (int j = 0; j < kChunk; ++j) {
-    b[j] = (b[j] * inverse_rms) * (1.0f + b_weight[j]);
+    b[j] = __fmul_rn(__fmul_rn(b[j], inverse_rms), __fadd_rn(1.0f, b_weight[j]));
   }
 }
 
@@ -124,9 +164,9 @@ __device__ __forceinline__ void turn_row(float (&b)[kChunk],
   for (int j = 0; j < kChunk; ++j) {
     const float partner = __shfl_sync(kAllLanes, b[j], i_partner % kWarp);
     const float angle = __fmul_rn(static_cast<float>(position), b_inv_freq[j]);
-    const double turns = static_cast<double>(angle) * kTurnsPerRadian;
+    const double turns = __dmul_rn(static_cast<double>(angle), kTurnsPerRadian);
     float sine, cosine;
-    sincospif(static_cast<float>(2.0 * (turns - rint(turns))), &sine, &cosine);
+    sincospif(2.0f * static_cast<float>(__dsub_rn(turns, rint(turns))), &sine, &cosine);
     if (i_lane < 2 * half_lanes) {
       b[j] = fmaf(b[j], cosine, sign * __fmul_rn(partner, sine));
     }
@@ -181,96 +221,159 @@ __device__ __forceinline__ void append_row(const Float8Cache& /* cache */,
   }
 }
 
-template <typename T, typename Cache>
-__global__ void __launch_bounds__(kAppendWarps* kWarp)
-    attention_decode_append_kernel(__grid_constant__ const KernelArgs args) {
-  using Compute = typename Cache::Compute;
-  const int i_lane = threadIdx.x % kWarp;
-  const int num_vectors = args.num_heads + 2 * args.num_kv_heads;
-  const int i_task = blockIdx.x * kAppendWarps + threadIdx.x / kWarp;
-  const int i_row = i_task / num_vectors;
-  const int i_vector = i_task % num_vectors;
-  const bool is_query = i_vector < args.num_heads;
-  const bool is_value = i_vector >= args.num_heads + args.num_kv_heads;
+// What a lane needs of the constants.
+struct RowConstants {
+  float q_norm[kChunk];
+  float k_norm[kChunk];
+  float inv_freq[kChunk];
+};
 
-  float b_weight[kChunk];
-  const void* p_norm = is_query ? args.p_q_norm : args.p_k_norm;
-  if (args.float_norms) {
-    load_chunk<false>(static_cast<const float*>(p_norm), i_lane * kChunk, kHeadDim, b_weight);
-  } else {
-    load_chunk<false>(static_cast<const T*>(p_norm), i_lane * kChunk, kHeadDim, b_weight);
-  }
-  float b_inv_freq[kChunk];
+__device__ __forceinline__ void load_constants(const KernelArgs& args, RowConstants& b) {
+  load_norm(args, args.p_q_norm, b.q_norm);
+  load_norm(args, args.p_k_norm, b.k_norm);
+  const int i_lane = threadIdx.x % kWarp;
   const int half_lanes = args.half_rotary / kChunk;
   const int i_freq = i_lane < 2 * half_lanes ? i_lane % half_lanes * kChunk : args.half_rotary;
-  load_chunk<false>(args.p_inv_freq, i_freq, args.half_rotary, b_inv_freq);
+  load_chunk<false>(args.p_inv_freq, i_freq, args.half_rotary, b.inv_freq);
+}
 
-  wait_for_previous_kernel();
-  // Not earlier: the next kernel reads the cache and the position ahead of its own wait, so all
-  // that came before this kernel has to be complete when that one starts.
-  allow_next_kernel();
-  for (int i = threadIdx.x; blockIdx.x == 0 && i < args.num_kv_heads * args.num_parts;
-       i += blockDim.x) {
-    args.p_tickets[i] = 0;
-  }
-  const int position = *args.p_position;
-  if (i_row >= args.rows || !is_in_range(position, args)) {
-    return;
-  }
-
-  float b[kChunk];
-  if (is_query) {
-    const auto* p_row = static_cast<const T*>(args.p_q_gate) + i_row * args.q_gate_row_stride;
-    load_row(p_row + i_vector * 2 * kHeadDim, args.vector, b);
-  } else {
-    const auto* p_row = is_value ? static_cast<const T*>(args.p_v) + i_row * args.v_row_stride
-                                 : static_cast<const T*>(args.p_k) + i_row * args.k_row_stride;
-    load_row(p_row + (i_vector - args.num_heads) % args.num_kv_heads * kHeadDim, args.vector, b);
-  }
-  if (!is_value) {
-    norm_row(b, b_weight, args.eps);
-    turn_row(b, b_inv_freq, position + i_row, args.half_rotary);
-  }
-  if (is_query) {
-    auto* p_queries = static_cast<Compute*>(args.p_queries);
-    store_chunk<true>(p_queries + (i_row * args.num_heads + i_vector) * kHeadDim, i_lane * kChunk,
-                      kHeadDim, b);
-    return;
-  }
-  const int64_t i_kv = (i_vector - args.num_heads) % args.num_kv_heads;
+// The part's queries, as A operands in shared memory and zeros where there is none; before them, if
+// `appends`, the new rows of the kv head. A warp for each vector; the next one is loaded while one
+// is computed.
+template <typename Cache, int kQueries>
+__device__ __forceinline__ void make_rows(const KernelArgs& args,
+                                          const RowConstants& constants,
+                                          uint4* s_queries,
+                                          int position,
+                                          int i_kv,
+                                          int i_first,
+                                          bool appends) {
+  using Compute = typename Cache::Compute;
   constexpr int kItemBytes = Cache::kRowBytes / kHeadDim;
-  append_row(
-      Cache{}, b,
-      (is_value ? args.p_v_cache : args.p_k_cache) + i_kv * args.cache_head_stride * kItemBytes,
-      (is_value ? args.p_v_scale : args.p_k_scale) + i_kv * args.scale_head_stride,
-      position + i_row);
-}
-
-// The part's queries as A operands: [kTilesM][kQuerySteps][lane]; zeros where there is none.
-template <typename Cache, int kTilesM>
-__device__ __forceinline__ void load_queries(
-    const KernelArgs& args, uint4* p_to, int i_kv, int i_first, int num_queries) {
-  const auto* p_queries = static_cast<const typename Cache::Compute*>(args.p_queries);
   const int group = args.num_heads / args.num_kv_heads;
-  for (int i = threadIdx.x; i < kTilesM * kQuerySteps * kWarp; i += kTileThreads) {
-    const int i_lane = i % kWarp;
-    const int i_step = i / kWarp % kQuerySteps;
-    uint32_t a[4] = {0, 0, 0, 0};
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int q = i_first + i / (kWarp * kQuerySteps) * 16 + i_lane / 4 + 8 * h;
-      if (q < num_queries) {
-        const int i_vector = q / group * args.num_heads + i_kv * group + q % group;
-        Cache::query_pairs(p_queries + i_vector * kHeadDim, i_step, i_lane % 4, a[h], a[2 + h]);
-      }
+  const int num_queries = group * args.rows;
+  const int num_new = appends ? 2 * args.rows : 0;  // keys, then values
+  const int num_tasks = num_new + 16 * query_tiles(kQueries);
+
+  const auto load_task = [&](int i_task, uint32_t (&pairs)[4]) {
+    const int q = i_first + i_task - num_new;
+    if (i_task < num_new) {
+      const bool is_value = i_task >= args.rows;
+      const int i_row = is_value ? i_task - args.rows : i_task;
+      load_pairs(is_value ? args.p_v : args.p_k,
+                 i_row * (is_value ? args.v_row_stride : args.k_row_stride) + i_kv * kHeadDim,
+                 args.vector, pairs);
+    } else if (i_task < num_tasks && q < num_queries) {
+      load_pairs(args.p_q_gate,
+                 q / group * args.q_gate_row_stride + (i_kv * group + q % group) * 2 * kHeadDim,
+                 args.vector, pairs);
+    } else {
+      pairs[0] = pairs[1] = pairs[2] = pairs[3] = 0;
     }
-    p_to[i] = make_uint4(a[0], a[1], a[2], a[3]);
+  };
+
+  uint32_t pairs[4], next_pairs[4];
+  int i_task = threadIdx.x / kWarp;
+  load_task(i_task, pairs);
+#pragma unroll 1
+  for (; i_task < num_tasks; i_task += kTileWarps) {
+    load_task(i_task + kTileWarps, next_pairs);
+    const bool is_query = i_task >= num_new;
+    const bool is_value = !is_query && i_task >= args.rows;
+    const int q = i_first + i_task - num_new;
+    const int i_row = is_query ? q / group : is_value ? i_task - args.rows : i_task;
+    float b[kChunk];
+    to_numbers(b, pairs, args.half_rows);
+    if (!is_value && (!is_query || q < num_queries)) {
+      float b_weight[kChunk];
+#pragma unroll
+      for (int j = 0; j < kChunk; ++j) {
+        b_weight[j] = is_query ? constants.q_norm[j] : constants.k_norm[j];
+      }
+      norm_row(b, b_weight, args.eps);
+      turn_row(b, constants.inv_freq, position + i_row, args.half_rotary);
+    }
+    if (is_query) {
+      const int i_query = i_task - num_new;
+      auto* p_tile = reinterpret_cast<uint32_t*>(s_queries + i_query / 16 * kQuerySteps * kWarp);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        pairs[j] = pack_pair(b[2 * j], b[2 * j + 1], Compute{});
+      }
+      Cache::store_query(p_tile, i_query % 16, pairs);
+    } else {
+      append_row(
+          Cache{}, b,
+          (is_value ? args.p_v_cache : args.p_k_cache) + i_kv * args.cache_head_stride * kItemBytes,
+          (is_value ? args.p_v_scale : args.p_k_scale) + i_kv * args.scale_head_stride,
+          position + i_row);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      pairs[j] = next_pairs[j];
+    }
   }
 }
 
-template <typename Cache, int kTilesM>
+// The tiles of a block's leaves. Leaf number i_round of the block comes from the end of the
+// context, to and fro: rounds 0 and 1 of three blocks are leaves -1 -2 -3 and -6 -5 -4.
+template <int kTile>
+struct TileWalk {
+  Leaf leaf;
+  int first;  // of the tile; beyond the last position when there is none left
+  int end;    // of the leaf
+  int i_round;
+
+  // The first tile of round i_round.
+  __device__ __forceinline__ void enter(int i_block, int num_blocks, int count, int last) {
+    const int i_mirrored = i_round % 2 == 0 ? i_block : num_blocks - 1 - i_block;
+    const int i_leaf = count - 1 - (i_round * num_blocks + i_mirrored);
+    leaf = leaf_of_index(max(i_leaf, 0));
+    first = i_leaf < 0 ? last + 1 : leaf.start;
+    end = min(leaf.start + leaf.size, last + 1);
+  }
+
+  __device__ __forceinline__ bool is_last_of_leaf() const { return first + kTile >= end; }
+
+  __device__ __forceinline__ void advance(int i_block, int num_blocks, int count, int last) {
+    if (is_last_of_leaf()) {
+      ++i_round;
+      enter(i_block, num_blocks, count, last);
+    } else {
+      first += kTile;
+    }
+  }
+};
+
+// Asks the L2 for the tiles that the block loads first.
+template <typename Cache>
+__device__ __forceinline__ void prefetch_tiles(const KernelArgs& args,
+                                               const HeadCache& head,
+                                               int i_block,
+                                               int num_blocks) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  // Not from the L1, and not to be merged with the load that counts.
+  const int position = *static_cast<const volatile int*>(args.p_position);
+  if (!is_in_range(position, args)) {
+    return;
+  }
+  const int last = position + args.rows - 1;
+  const int count = num_leaves(last + 1);
+  TileWalk<Cache::kTile> walk = {};
+  walk.enter(i_block, num_blocks, count, last);
+  for (int i = 0; i < args.num_stages - 1 && walk.first <= last; ++i) {
+    const int num_bytes = min(Cache::kTile, last + 1 - walk.first) * Cache::kRowBytes;
+    const int64_t o_tile = static_cast<int64_t>(walk.first) * Cache::kRowBytes;
+    prefetch_bytes(head.p_keys + o_tile, num_bytes);
+    prefetch_bytes(head.p_values + o_tile, num_bytes);
+    walk.advance(i_block, num_blocks, count, last);
+  }
+#endif
+}
+
+template <typename Cache, int kQueries>
 __device__ __forceinline__ void store_leaf(const KernelArgs& args,
-                                           const AttentionState<kTilesM>& state,
+                                           const AttentionState<kQueries>& state,
                                            const Leaf& leaf,
                                            int position,
                                            int i_kv,
@@ -279,9 +382,9 @@ __device__ __forceinline__ void store_leaf(const KernelArgs& args,
   const int group = args.num_heads / args.num_kv_heads;
   const int i_warp = threadIdx.x / kWarp;
 #pragma unroll
-  for (int m = 0; m < kTilesM; ++m) {
+  for (int m = 0; m < state.kTiles; ++m) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < state.kHalves; ++h) {
       float sum = state.sum[m][h];
       sum += __shfl_xor_sync(kAllLanes, sum, 1);
       sum += __shfl_xor_sync(kAllLanes, sum, 2);
@@ -299,20 +402,21 @@ __device__ __forceinline__ void store_leaf(const KernelArgs& args,
   }
 }
 
-template <typename Cache, int kTilesM>
-constexpr int leaves_shared_bytes() {
-  return 2 * TileStage<Cache>::kBytes + kTilesM * kQuerySteps * kWarp * kChunkBytes;
+template <typename Cache, int kQueries>
+constexpr int leaves_shared_bytes(int num_stages) {
+  return num_stages * TileStage<Cache>::kBytes +
+         query_tiles(kQueries) * kQuerySteps * kWarp * kChunkBytes;
 }
 
-template <typename Cache, int kTilesM>
-__global__ void __launch_bounds__(kTileThreads, 2)
+template <typename Cache, int kQueries>
+__global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
     attention_decode_leaves_kernel(__grid_constant__ const KernelArgs args) {
   constexpr int kItemBytes = Cache::kRowBytes / kHeadDim;
   constexpr int kTile = Cache::kTile;
+  constexpr int kStageBytes = TileStage<Cache>::kBytes;
   extern __shared__ __align__(128) unsigned char s_memory[];
   __shared__ ValueMarks s_marks;
-  __shared__ int s_ticket;
-  auto* s_queries = reinterpret_cast<uint4*>(s_memory + 2 * TileStage<Cache>::kBytes);
+  auto* s_queries = reinterpret_cast<uint4*>(s_memory + args.num_stages * kStageBytes);
 
   const int num_groups = args.num_kv_heads * args.num_parts;
   const int i_group = blockIdx.x % num_groups;
@@ -320,69 +424,89 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   const int i_first = i_group / args.num_kv_heads * kPartQueries;
   const int group = args.num_heads / args.num_kv_heads;
   const int num_queries = group * args.rows;
+  const int i_block = blockIdx.x / num_groups;  // of those of its group
+  const int num_blocks = gridDim.x / num_groups;
   const HeadCache head = {args.p_k_cache + i_kv * args.cache_head_stride * kItemBytes,
                           args.p_v_cache + i_kv * args.cache_head_stride * kItemBytes,
                           args.p_k_scale + i_kv * args.scale_head_stride,
                           args.p_v_scale + i_kv * args.scale_head_stride};
   const uint32_t stages = shared_address(s_memory);
 
-  allow_next_kernel();
-  // The append kernel let this one start when all before it was complete, and writes nothing that
-  // is read here ahead of the wait: the position, and the tiles in front of it.
-  const int position = *args.p_position;
-  const bool in_range = is_in_range(position, args);
-  const int last = in_range ? position + args.rows - 1 : 0;
-  const int count = in_range ? num_leaves(last + 1) : 0;
-  // The first leaf of a block is fixed, the others are drawn.
-  const int first_ticket = gridDim.x / num_groups;
-  int i_ticket = blockIdx.x / num_groups;
-  const bool has_work = i_ticket < count;
-  Leaf leaf = leaf_of_index(has_work ? count - 1 - i_ticket : 0);
-  const bool early = has_work && leaf.start + kTile <= position;
-  if (early) {
-    begin_load_tile<Cache>(stages, head, leaf.start, last);
-  }
   if (threadIdx.x < kMaxRows * kMarkWords) {
     (&s_marks[0][0])[threadIdx.x] = 0;
   }
+  RowConstants constants;
+  load_constants(args, constants);
+  if (threadIdx.x == 0) {
+    prefetch_tiles<Cache>(args, head, i_block, num_blocks);
+  }
   wait_for_previous_kernel();
-  if (!has_work) {
+  // Not earlier: the merge reads the position and the gates ahead of its own wait, so all that came
+  // before this kernel has to be complete when that one starts.
+  allow_next_kernel();
+  const int position = *static_cast<const volatile int*>(args.p_position);
+  const bool in_range = is_in_range(position, args);
+  const int last = in_range ? position + args.rows - 1 : -1;
+  const int count = in_range ? num_leaves(last + 1) : 0;
+  TileWalk<kTile> loads = {};
+  loads.enter(i_block, num_blocks, count, last);
+  if (loads.first > last) {
     return;
   }
-  if (!early) {
-    begin_load_tile<Cache>(stages, head, leaf.start, last);
-  }
-  load_queries<Cache, kTilesM>(args, s_queries, i_kv, i_first, num_queries);
+  TileWalk<kTile> walk = loads;
 
-  int sees[kTilesM][2];  // the last position that the query sees
+  // The new rows lie in the last one or two leaves, with which the first two blocks of the group
+  // begin. Both append all rows, for each needs those of its own leaf now: the same bytes twice.
+  const bool appends = walk.leaf.start + walk.leaf.size > position;
+  if (appends) {
+    make_rows<Cache, kQueries>(args, constants, s_queries, position, i_kv, i_first, true);
+    __threadfence();  // the copies that follow go past the L1
+    __syncthreads();
+  }
+  for (int i = 0; i < args.num_stages - 1; ++i) {
+    if (loads.first <= last) {
+      begin_load_tile<Cache>(stages + i * kStageBytes, head, loads.first, last);
+      loads.advance(i_block, num_blocks, count, last);
+    }
+    async_copy_commit();
+  }
+  if (!appends) {
+    make_rows<Cache, kQueries>(args, constants, s_queries, position, i_kv, i_first, false);
+  }
+
+  SeenPositions<kQueries> sees;
 #pragma unroll
-  for (int m = 0; m < kTilesM; ++m) {
+  for (int m = 0; m < query_tiles(kQueries); ++m) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < query_halves(kQueries); ++h) {
       const int q = i_first + 16 * m + static_cast<int>(threadIdx.x) % kWarp / 4 + 8 * h;
       sees[m][h] = position + q / group;
     }
   }
 
-  AttentionState<kTilesM> state;
+  AttentionState<kQueries> state;
   reset(state);
-  int first = leaf.start;  // of the tile
   int i_stage = 0;
-  while (true) {
-    const bool ends_leaf = first + kTile >= min(leaf.start + leaf.size, last + 1);
-    const uint32_t next_stage = stages + (i_stage ^ 1) * TileStage<Cache>::kBytes;
-    unsigned char* p_stage = s_memory + i_stage * TileStage<Cache>::kBytes;
-
-    async_copy_wait();
-    __syncthreads();  // the tile is here, and nobody reads the other stage any more
-    if (!ends_leaf) {
-      begin_load_tile<Cache>(next_stage, head, first + kTile, last);
+  int i_load_stage = args.num_stages - 1;
+  while (walk.first <= last) {
+    unsigned char* p_stage = s_memory + i_stage * kStageBytes;
+    const int first = walk.first;
+    if (args.num_stages == 2) {
+      async_copy_wait_but<0>();
+    } else if (args.num_stages == 3) {
+      async_copy_wait_but<1>();
+    } else {
+      async_copy_wait_but<2>();
     }
-    if (first == leaf.start && threadIdx.x == 0) {
-      s_ticket = first_ticket + atomicAdd(args.p_tickets + i_group, 1);
+    __syncthreads();  // the tile is here, and nobody reads the stage before it any more
+    if (loads.first <= last) {
+      begin_load_tile<Cache>(stages + i_load_stage * kStageBytes, head, loads.first, last);
+      loads.advance(i_block, num_blocks, count, last);
     }
-    tile_scores<Cache, kTilesM>(p_stage, s_queries, args.score_unit);
-    const bool has_unseen = !Cache::kScaled && first + kTile > position + 1 && args.rows > 1;
+    async_copy_commit();  // with or without copies, so that groups count tiles
+    tile_scores<Cache, kQueries>(p_stage, s_queries, args.score_unit);
+    const bool all_seen = first + kTile <= position + 1;
+    const bool has_unseen = !Cache::kScaled && !all_seen && args.rows > 1;
     if constexpr (!Cache::kScaled) {
       if (has_unseen) {
         mark_unseen_values<Cache>(p_stage, s_marks, first, position, last);
@@ -390,31 +514,23 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     }
     __syncthreads();  // the scores are here
 
-    Leaf next_leaf = leaf;
-    if (ends_leaf) {
-      i_ticket = s_ticket;
-      if (i_ticket < count) {
-        next_leaf = leaf_of_index(count - 1 - i_ticket);
-        begin_load_tile<Cache>(next_stage, head, next_leaf.start, last);
-      }
+    if (all_seen) {
+      add_tile<Cache, true>(state, p_stage, first, sees);
+    } else {
+      add_tile<Cache, false>(state, p_stage, first, sees);
     }
-    add_tile<Cache, kTilesM>(state, p_stage, first, sees);
     if constexpr (!Cache::kScaled) {
       if (has_unseen) {
         spoil_marked_dims(state, s_marks, position, sees);
       }
     }
-    i_stage ^= 1;
-    first += kTile;
-    if (ends_leaf) {
-      store_leaf<Cache, kTilesM>(args, state, leaf, position, i_kv, i_first, num_queries);
-      if (i_ticket >= count) {
-        return;
-      }
+    i_stage = i_stage + 1 == args.num_stages ? 0 : i_stage + 1;
+    i_load_stage = i_load_stage + 1 == args.num_stages ? 0 : i_load_stage + 1;
+    if (walk.is_last_of_leaf()) {
+      store_leaf<Cache, kQueries>(args, state, walk.leaf, position, i_kv, i_first, num_queries);
       reset(state);
-      leaf = next_leaf;
-      first = leaf.start;
     }
+    walk.advance(i_block, num_blocks, count, last);
   }
 }
 
@@ -432,8 +548,13 @@ __global__ void __launch_bounds__(kMergeThreads)
   const int i_dim = blockIdx.y * kMergeDims + i_lane * 4;
 
   allow_next_kernel();
-  wait_for_previous_kernel();
+  // Written before the leaves' kernel, which let this one start when all of that was complete.
   const int position = *args.p_position;
+  const T* p_gate = static_cast<const T*>(args.p_q_gate) + i_row * args.q_gate_row_stride +
+                    i_head * 2 * kHeadDim + kHeadDim;
+  const int i_own = blockIdx.y * kMergeDims + threadIdx.x % kMergeDims;
+  const float b_gate = to_float(p_gate[i_own]);
+  wait_for_previous_kernel();
   T* p_out = static_cast<T*>(args.p_out) + i_row * args.out_row_stride + i_head * kHeadDim + i_dim;
   if (!is_in_range(position, args)) {
     if (i_way == 0) {
@@ -497,10 +618,7 @@ __global__ void __launch_bounds__(kMergeThreads)
     total += reinterpret_cast<const float*>(s_out[i])[threadIdx.x];
     total_sum += s_sum[i];
   }
-  const int i_own = blockIdx.y * kMergeDims + threadIdx.x;
-  const T* p_gate = static_cast<const T*>(args.p_q_gate) + i_row * args.q_gate_row_stride +
-                    i_head * 2 * kHeadDim + kHeadDim;
-  const float gate = 1.0f / (1.0f + expf(-to_float(p_gate[i_own])));
+  const float gate = 1.0f / (1.0f + expf(-b_gate));
   static_cast<T*>(args.p_out)[i_row * args.out_row_stride + i_head * kHeadDim + i_own] =
       from_float<T>(total / total_sum * gate);
 }
@@ -511,43 +629,51 @@ std::size_t aligned(std::size_t bytes) {
 
 // Where the parts of the workspace begin.
 struct Workspace {
-  std::size_t queries, max_sum, partial, end;
+  std::size_t partial, end;
 
   Workspace(std::int64_t rows, std::int64_t num_heads, std::int64_t max_positions) {
     const std::size_t vectors = rows * num_heads;
     const std::size_t leaves = num_leaves(static_cast<int>(max_positions));
-    queries = aligned(kMaxGroups * sizeof(int));
-    max_sum = queries + aligned(vectors * kHeadDim * 2);
-    partial = max_sum + aligned(vectors * leaves * sizeof(float2));
+    partial = aligned(vectors * leaves * sizeof(float2));
     end = partial + vectors * leaves * kHeadDim * sizeof(float);
   }
 };
 
-template <typename Cache, int kTilesM>
-Status launch_leaves(const KernelArgs& args, void* stream) {
-  const auto kernel = attention_decode_leaves_kernel<Cache, kTilesM>;
-  LaunchOptions options;
-  options.shared_bytes = leaves_shared_bytes<Cache, kTilesM>();
-  options.overlap_previous = true;
-  int device = 0, num_sms = 0, blocks_per_sm = 0;
+template <typename Cache, int kQueries>
+Status launch_leaves(KernelArgs args, void* stream) {
+  const auto kernel = attention_decode_leaves_kernel<Cache, kQueries>;
+  int device = 0, num_sms = 0, block_limit = 0, blocks_per_sm = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
   }
   if (error == cudaSuccess) {
-    error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(options.shared_bytes));
+    error = cudaDeviceGetAttribute(&block_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   }
-  if (error == cudaSuccess) {
-    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_sm, kernel, kTileThreads,
-                                                          options.shared_bytes);
+  // As many stages as leave room for two blocks on an SM; else two stages, which fit everywhere.
+  const auto static_bytes = static_cast<int>(Cache::kScaled ? 0 : sizeof(ValueMarks));
+  LaunchOptions options;
+  options.overlap_previous = true;
+  for (int i = kMaxStages; i >= 2 && blocks_per_sm < kBlocksPerSm && error == cudaSuccess; --i) {
+    args.num_stages = i;
+    options.shared_bytes = leaves_shared_bytes<Cache, kQueries>(i);
+    const auto num_bytes = static_cast<int>(options.shared_bytes);
+    if (num_bytes + static_bytes > block_limit && i > 2) {
+      continue;
+    }
+    error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize, num_bytes);
+    if (error == cudaSuccess) {
+      error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_sm, kernel, kTileThreads,
+                                                            options.shared_bytes);
+    }
   }
   if (error != cudaSuccess) {
     cudaGetLastError();  // reported here, so it must not surface again
     return error;
   }
   // As many blocks as run at once, the same number for each kv head, no more than have a leaf.
+  blocks_per_sm = blocks_per_sm < kBlocksPerSm ? blocks_per_sm : kBlocksPerSm;
   const int num_groups = args.num_kv_heads * args.num_parts;
   const int wanted = num_sms * blocks_per_sm / num_groups;
   const int blocks = wanted < 1 ? 1 : wanted > args.max_leaves ? args.max_leaves : wanted;
@@ -556,22 +682,16 @@ Status launch_leaves(const KernelArgs& args, void* stream) {
 
 template <typename T, typename Cache>
 Status run(const KernelArgs& args, void* stream) {
+  const int queries = args.rows * args.num_heads / args.num_kv_heads;
+  const Status status = queries <= 8    ? launch_leaves<Cache, 8>(args, stream)
+                        : queries <= 16 ? launch_leaves<Cache, 16>(args, stream)
+                        : queries <= 32 ? launch_leaves<Cache, 32>(args, stream)
+                                        : launch_leaves<Cache, kMaxQueries>(args, stream);
+  if (status != kOk) {
+    return status;
+  }
   LaunchOptions overlap;
   overlap.overlap_previous = true;
-  const int num_vectors = args.rows * (args.num_heads + 2 * args.num_kv_heads);
-  Status status = launch_with(overlap, attention_decode_append_kernel<T, Cache>,
-                              dim3((num_vectors + kAppendWarps - 1) / kAppendWarps),
-                              dim3(kAppendWarps * kWarp), stream, args);
-  if (status != kOk) {
-    return status;
-  }
-  const int queries = args.rows * args.num_heads / args.num_kv_heads;
-  status = queries <= 16   ? launch_leaves<Cache, 1>(args, stream)
-           : queries <= 32 ? launch_leaves<Cache, 2>(args, stream)
-                           : launch_leaves<Cache, 3>(args, stream);
-  if (status != kOk) {
-    return status;
-  }
   return launch_with(overlap, attention_decode_merge_kernel<T>,
                      dim3(args.rows * args.num_heads, kHeadDim / kMergeDims), dim3(kMergeThreads),
                      stream, args);
@@ -642,9 +762,7 @@ Status attention_decode(const AttentionDecodeParams& p, void* stream) {
                            p.k_scale,
                            p.v_scale,
                            p.out,
-                           reinterpret_cast<int*>(p_workspace),
-                           p_workspace + parts.queries,
-                           reinterpret_cast<float2*>(p_workspace + parts.max_sum),
+                           reinterpret_cast<float2*>(p_workspace),
                            reinterpret_cast<float*>(p_workspace + parts.partial),
                            p.q_gate_row_stride,
                            p.k_row_stride,
@@ -658,9 +776,11 @@ Status attention_decode(const AttentionDecodeParams& p, void* stream) {
                            num_parts,
                            static_cast<int>(p.max_positions),
                            num_leaves(static_cast<int>(p.max_positions)),
+                           0,  // set where the device is asked
                            static_cast<int>(p.rotary_dim / 2),
                            p.eps,
                            static_cast<float>(p.scale * kLog2E),
+                           p.x_dtype == DType::kFloat16,
                            p.norm_dtype == DType::kFloat32,
                            is_vector(p.q_gate, p.q_gate_row_stride) &&
                                is_vector(p.k, p.k_row_stride) && is_vector(p.v, p.v_row_stride)};

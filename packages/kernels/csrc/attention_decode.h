@@ -51,7 +51,7 @@ struct AttentionDecodeParams {
 //   out[r] = softmax(q[r] . k_cache[:, 0 .. p + r] * scale) v_cache[:, 0 .. p + r] *
 //   sigmoid(gate[r])
 //
-// Enqueues three kernels on `stream` and returns: no allocation, no synchronisation, legal under
+// Enqueues two kernels on `stream` and returns: no allocation, no synchronisation, legal under
 // stream capture, and one captured launch serves every position. A row's bits depend on its inputs,
 // its position and the cache before it: not on R. Where p is negative or p + R > S nothing is
 // appended, and out is NaN.

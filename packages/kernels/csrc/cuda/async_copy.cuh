@@ -20,6 +20,11 @@ __device__ __forceinline__ void async_copy_16(uint32_t to_shared,
                : "memory");
 }
 
+__device__ __forceinline__ void async_copy_16(uint32_t to_shared, const void* p_from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to_shared), "l"(p_from)
+               : "memory");
+}
+
 // Copies 4 bytes; both addresses are multiples of 4.
 __device__ __forceinline__ void async_copy_4(uint32_t to_shared, const void* p_from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to_shared), "l"(p_from) : "memory");
@@ -40,6 +45,15 @@ __device__ __forceinline__ void async_copy_commit() {
 template <int kGroups>
 __device__ __forceinline__ void async_copy_wait_but() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
+
+// Asks the L2 for bytes that will be read soon: a hint, which changes no result. The address and
+// the number are multiples of 16. Before sm_90 it does nothing. PTX ISA, "cp.async.bulk.prefetch".
+__device__ __forceinline__ void prefetch_bytes(const void* p_from, int num_bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p_from), "r"(num_bytes)
+               : "memory");
+#endif
 }
 
 }  // namespace bytebound

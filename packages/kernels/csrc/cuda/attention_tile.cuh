@@ -14,7 +14,7 @@
 // conflict) and how it becomes mma operands. The order of the dims inside a product of Q and K is
 // free as long as both agree on it; so is the naming of the output columns of P V.
 //
-// A query has the same bits with any number of others, so with any kTilesM. Therefore every
+// A query has the same bits with any number of others, so with any kQueries. Therefore every
 // operation whose result is rounded is an intrinsic here: from "*" and "+" the compiler makes a
 // multiply-add in one instantiation (where a loop is unrolled) and not in the other.
 #pragma once
@@ -39,7 +39,16 @@ constexpr int kQuerySteps = kHeadDim / 16;        // k steps of Q K^T
 constexpr int kStepsPerLoad = 2;                  // of them, whose keys come with one load
 constexpr int kTileBytes = 16 << 10;              // of the keys, and of the values
 constexpr int kChunkBytes = 16;
-constexpr int kMaxTilesM = 3;  // times 16 queries: what fits the registers
+constexpr int kMaxQueries = 48;  // of one block: what fits the registers
+
+// A block serves kQueries = 8, 16, 32 or 48 queries: tiles of 16 rows, of which both halves or,
+// with 8 queries, the first one alone have softmax work.
+__host__ __device__ constexpr int query_tiles(int queries) {
+  return (queries + 15) / 16;
+}
+__host__ __device__ constexpr int query_halves(int queries) {
+  return queries < 16 ? 1 : 2;
+}
 
 constexpr float kMinusInfinity = -__builtin_huge_valf();
 
@@ -68,6 +77,9 @@ __device__ __forceinline__ void load_pair(uint32_t (&b)[2], uint32_t address) {
 }
 
 // float16 or bfloat16: operands come by ldmatrix, in the natural order of dims.
+//
+// Here and below a swizzled chunk is a lane's own, which is the same in every step, with bits of
+// the step flipped in its address: stages lie at multiples of 128 bytes.
 template <typename T>
 struct WideCache {
   using Compute = T;
@@ -84,12 +96,17 @@ struct WideCache {
     return chunk ^ (row & 7);
   }
 
-  // low: the elements of a[0] and high: those of a[2] of k step i_step, out of one query row.
-  static __device__ __forceinline__ void query_pairs(
-      const T* p_row, int i_step, int i_pair, uint32_t& low, uint32_t& high) {
-    const auto* p_pairs = reinterpret_cast<const uint32_t*>(p_row);
-    low = p_pairs[8 * i_step + i_pair];
-    high = p_pairs[8 * i_step + i_pair + 4];
+  // Stores a lane's eight dims of query i_row, packed in pairs, as its part of the A operands
+  // [kQuerySteps][lane][4] of the query's tile.
+  static __device__ __forceinline__ void store_query(uint32_t* p_tile,
+                                                     int i_row,
+                                                     const uint32_t (&pairs)[4]) {
+    const int i_lane = threadIdx.x % kWarp;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int i_to = i_lane / 2 * kWarp + i_row % 8 * 4 + i;
+      p_tile[4 * i_to + i_row / 8 + 2 * (i_lane % 2)] = pairs[i];
+    }
   }
 
   // B operands of k steps 2 i_load and 2 i_load + 1 for the eight positions of n tile i_column.
@@ -98,10 +115,11 @@ struct WideCache {
                                                    int i_column,
                                                    int i_load) {
     const int i_lane = threadIdx.x % kWarp;
-    const int row = 8 * i_column + i_lane % 8;
-    const int chunk = swizzle_key(row, 4 * i_load + i_lane / 8);
+    const uint32_t o_lane = i_lane % 8 * kRowBytes + swizzle_key(i_lane, i_lane / 8) * kChunkBytes;
+    const uint32_t flip = i_load % 2 * 4 * kChunkBytes;
     uint32_t loaded[4];
-    load_matrices(loaded, keys + row * kRowBytes + chunk * kChunkBytes);
+    load_matrices(
+        loaded, ((keys + o_lane) ^ flip) + 8 * i_column * kRowBytes + i_load / 2 * 8 * kChunkBytes);
     b[0][0] = loaded[0];
     b[0][1] = loaded[1];
     b[1][0] = loaded[2];
@@ -114,12 +132,14 @@ struct WideCache {
                                                      int i_warp,
                                                      int i_step) {
     const int i_lane = threadIdx.x % kWarp;
-    const int row = 16 * i_step + i_lane % 16;
+    const uint32_t o_lane =
+        i_lane % 16 * kRowBytes +
+        swizzle_value(i_lane, kWarpColumns * i_warp + i_lane / 16) * kChunkBytes;
 #pragma unroll
     for (int i = 0; i < kWarpColumns / 2; ++i) {
-      const int chunk = swizzle_value(row, kWarpColumns * i_warp + 2 * i + i_lane / 16);
+      const uint32_t flip = 2 * i * kChunkBytes;
       uint32_t loaded[4];
-      load_matrices_transposed(loaded, values + row * kRowBytes + chunk * kChunkBytes);
+      load_matrices_transposed(loaded, ((values + o_lane) ^ flip) + 16 * i_step * kRowBytes);
       b[2 * i][0] = loaded[0];
       b[2 * i][1] = loaded[1];
       b[2 * i + 1][0] = loaded[2];
@@ -141,16 +161,28 @@ struct WideCache {
   }
 };
 
-// float8 e4m3 with one scale per position. A byte s eeee mmm moved to bits s 0eeee mmm0000000 is
-// the float16 of 2^-8 times its value, exactly, subnormals included; 2^8 goes into the scale. The
-// bytes 0x7f and 0xff (NaN) read as 2^-8 * 480: a position that is not finite has a NaN scale
-// instead.
+// float8 e4m3 with one scale per position. From sm_89 on an instruction makes two float16 of two
+// bytes. Before, a byte s eeee mmm moved to bits s 0eeee mmm0000000 is the float16 of 2^-8 times
+// its value, exactly, subnormals included. The bytes 0x7f and 0xff (NaN) are not used: a position
+// that is not finite has a NaN scale instead.
+//
+// The weights are multiplied with the scale of the value and with 2^8, which keeps small products
+// clear of the subnormals of float16.
 struct Float8Cache {
   using Compute = __half;
   static constexpr bool kScaled = true;
   static constexpr int kRowBytes = kHeadDim;
   static constexpr int kTile = kTileBytes / kRowBytes;  // 64 positions
-  static constexpr float kUnit = 256.0f;                // what one unit of the float16 stands for
+  static constexpr float kWeightUnit = 256.0f;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  static constexpr bool kConverts = true;
+  static constexpr float kKeyUnit = 1.0f;             // what one unit of a float16 key stands for
+  static constexpr float kOutUnit = 1 / kWeightUnit;  // and one of the output
+#else
+  static constexpr bool kConverts = false;
+  static constexpr float kKeyUnit = 256.0f;
+  static constexpr float kOutUnit = 1.0f;
+#endif
 
   static __device__ __forceinline__ int swizzle_key(int row, int chunk) {
     return chunk ^ ((row & 3) << 1);
@@ -159,18 +191,37 @@ struct Float8Cache {
     return chunk ^ (row & 6);
   }
 
-  // Bytes 1 and 3 as two float16.
-  static __device__ __forceinline__ uint32_t to_halves(uint32_t bytes) {
-    return (bytes & 0x80008000u) | ((bytes >> 1) & 0x3f803f80u);
+  // Bytes 0 and 1, and bytes 2 and 3, as two float16 each; or, without the instruction, bytes 0 and
+  // 2, and bytes 1 and 3.
+  static __device__ __forceinline__ void to_halves(uint32_t (&halves)[2], uint32_t bytes) {
+    if constexpr (kConverts) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+      asm("{\n"
+          ".reg .b16 low, high;\n"
+          "mov.b32 {low, high}, %2;\n"
+          "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+          "cvt.rn.f16x2.e4m3x2 %1, high;\n"
+          "}"
+          : "=r"(halves[0]), "=r"(halves[1])
+          : "r"(bytes));
+#endif
+    } else {
+      halves[0] = ((bytes << 8) & 0x80008000u) | ((bytes << 7) & 0x3f803f80u);
+      halves[1] = (bytes & 0x80008000u) | ((bytes >> 1) & 0x3f803f80u);
+    }
   }
 
-  // The order of dims that load_keys has: of four adjacent dims 0 and 2, then 1 and 3.
-  static __device__ __forceinline__ void query_pairs(
-      const __half* p_row, int i_step, int i_pair, uint32_t& low, uint32_t& high) {
-    const int i_first = 32 * (i_step / 2) + 8 * i_pair + 4 * (i_step % 2);
-    const uint2 dims = *reinterpret_cast<const uint2*>(p_row + i_first);
-    low = __byte_perm(dims.x, dims.y, 0x5410);
-    high = __byte_perm(dims.x, dims.y, 0x7632);
+  static __device__ __forceinline__ void store_query(uint32_t* p_tile,
+                                                     int i_row,
+                                                     const uint32_t (&pairs)[4]) {
+    const int i_lane = threadIdx.x % kWarp;
+#pragma unroll
+    for (int i = 0; i < kStepsPerLoad; ++i) {
+      const uint32_t low = pairs[2 * i], high = pairs[2 * i + 1];
+      const int i_to = (kStepsPerLoad * (i_lane / 4) + i) * kWarp + i_row % 8 * 4 + i_lane % 4;
+      p_tile[4 * i_to + i_row / 8] = kConverts ? low : __byte_perm(low, high, 0x5410);
+      p_tile[4 * i_to + i_row / 8 + 2] = kConverts ? high : __byte_perm(low, high, 0x7632);
+    }
   }
 
   static __device__ __forceinline__ void load_keys(uint32_t (&b)[kStepsPerLoad][2],
@@ -178,14 +229,16 @@ struct Float8Cache {
                                                    int i_column,
                                                    int i_load) {
     const int i_lane = threadIdx.x % kWarp;
-    const int row = 8 * i_column + i_lane / 4;
-    const int chunk = swizzle_key(row, 2 * i_load + i_lane % 4 / 2);
+    const uint32_t o_lane = i_lane / 4 * kRowBytes +
+                            swizzle_key(i_lane / 4, i_lane % 4 / 2) * kChunkBytes +
+                            8 * (i_lane % 2);
+    const uint32_t flip = i_load % 4 * 2 * kChunkBytes;
     uint32_t bytes[kStepsPerLoad];
-    load_pair(bytes, keys + row * kRowBytes + chunk * kChunkBytes + 8 * (i_lane % 2));
+    load_pair(bytes,
+              ((keys + o_lane) ^ flip) + 8 * i_column * kRowBytes + i_load / 4 * 8 * kChunkBytes);
 #pragma unroll
     for (int i = 0; i < kStepsPerLoad; ++i) {
-      b[i][0] = to_halves(bytes[i] << 8);
-      b[i][1] = to_halves(bytes[i]);
+      to_halves(b[i], bytes[i]);
     }
   }
 
@@ -201,15 +254,20 @@ struct Float8Cache {
       uint32_t bytes[2][2];  // of two adjacent positions
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int row = 16 * i_step + 8 * i_half + 2 * i_pair + i;
+        const int row = 2 * i_pair + i;
         const int chunk = swizzle_value(row, 4 * i_warp + i_quad / 2);
-        load_pair(bytes[i], values + row * kRowBytes + chunk * kChunkBytes + 8 * (i_quad % 2));
+        load_pair(bytes[i], values + row * kRowBytes + chunk * kChunkBytes + 8 * (i_quad % 2) +
+                                (16 * i_step + 8 * i_half) * kRowBytes);
       }
+      // Bytes i and i + 1 of either position, so that one float16 of each lands in a pair.
+      constexpr unsigned kSelectors[2] = {kConverts ? 0x5140u : 0x5410u,
+                                          kConverts ? 0x7362u : 0x7632u};
 #pragma unroll
-      for (int i = 0; i < kWarpColumns; ++i) {
-        // Byte i % 4 of either position into the upper bytes of the two halves.
-        const unsigned selector = (i % 4) << 4 | (4 + i % 4) << 12;
-        b[i][i_half] = to_halves(__byte_perm(bytes[0][i / 4], bytes[1][i / 4], selector));
+      for (int i = 0; i < kWarpColumns; i += 2) {
+        uint32_t halves[2];
+        to_halves(halves, __byte_perm(bytes[0][i / 4], bytes[1][i / 4], kSelectors[i / 2 % 2]));
+        b[i][i_half] = halves[0];
+        b[i + 1][i_half] = halves[1];
       }
     }
   }
@@ -223,8 +281,11 @@ struct Float8Cache {
     for (int j = 0; j < 2; ++j) {
       const int i = 2 * i_half + j;
       auto* p_dims = reinterpret_cast<float4*>(p_row + kWarpDims * i_warp + 8 * (2 * i_pair + j));
-      p_dims[0] = make_float4(b_out[0][i], b_out[1][i], b_out[2][i], b_out[3][i]);
-      p_dims[1] = make_float4(b_out[4][i], b_out[5][i], b_out[6][i], b_out[7][i]);
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        p_dims[k] = make_float4(b_out[4 * k][i] * kOutUnit, b_out[4 * k + 1][i] * kOutUnit,
+                                b_out[4 * k + 2][i] * kOutUnit, b_out[4 * k + 3][i] * kOutUnit);
+      }
     }
   }
 };
@@ -260,47 +321,73 @@ __device__ __forceinline__ void begin_load_tile(uint32_t stage,
                                                 int first,
                                                 int last) {
   constexpr int kRowChunks = Cache::kRowBytes / kChunkBytes;
-  const auto o_tile = static_cast<int64_t>(first) * Cache::kRowBytes;
+  constexpr int kPassRows = kTileThreads / kRowChunks;
+  constexpr int kPasses = Cache::kTile / kPassRows;
+  static_assert(2 * kPassRows % 8 == 0, "the swizzles repeat after eight rows");
+  const int row = threadIdx.x / kRowChunks;
+  const int chunk = threadIdx.x % kRowChunks;
+  const int64_t o_from = static_cast<int64_t>(first) * Cache::kRowBytes + threadIdx.x * kChunkBytes;
+  const unsigned char* p_keys = head.p_keys + o_from;
+  const unsigned char* p_values = head.p_values + o_from;
+  uint32_t to_keys[2], to_values[2];  // of even and odd passes
 #pragma unroll
-  for (int i = 0; i < kTileBytes / kChunkBytes / kTileThreads; ++i) {
-    const int i_chunk = threadIdx.x + i * kTileThreads;
-    const int row = i_chunk / kRowChunks;
-    const int chunk = i_chunk % kRowChunks;
-    const bool valid = first + row <= last;
-    const int num_bytes = valid ? kChunkBytes : 0;
-    const int64_t o_from = o_tile + (valid ? i_chunk * kChunkBytes : 0);
-    async_copy_16(stage + row * Cache::kRowBytes + Cache::swizzle_key(row, chunk) * kChunkBytes,
-                  head.p_keys + o_from, num_bytes);
-    async_copy_16(stage + TileStage<Cache>::kValues + row * Cache::kRowBytes +
-                      Cache::swizzle_value(row, chunk) * kChunkBytes,
-                  head.p_values + o_from, num_bytes);
+  for (int i = 0; i < 2; ++i) {
+    const int to_row = row + i * kPassRows;
+    to_keys[i] = stage + row * Cache::kRowBytes + Cache::swizzle_key(to_row, chunk) * kChunkBytes;
+    to_values[i] = stage + TileStage<Cache>::kValues + row * Cache::kRowBytes +
+                   Cache::swizzle_value(to_row, chunk) * kChunkBytes;
+  }
+  constexpr int kPassBytes = kPassRows * Cache::kRowBytes;
+  if (first + Cache::kTile <= last + 1) {
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      async_copy_16(to_keys[i % 2] + i * kPassBytes, p_keys + i * kPassBytes);
+      async_copy_16(to_values[i % 2] + i * kPassBytes, p_values + i * kPassBytes);
+    }
+  } else {
+#pragma unroll 2
+    for (int i = 0; i < kPasses; ++i) {
+      const bool valid = first + row + i * kPassRows <= last;
+      const int num_bytes = valid ? kChunkBytes : 0;
+      const int o_pass = valid ? i * kPassBytes : 0;
+      async_copy_16(to_keys[i % 2] + i * kPassBytes, valid ? p_keys + o_pass : head.p_keys,
+                    num_bytes);
+      async_copy_16(to_values[i % 2] + i * kPassBytes, valid ? p_values + o_pass : head.p_values,
+                    num_bytes);
+    }
   }
   if constexpr (Cache::kScaled) {
     constexpr int kScaleChunks = TileStage<Cache>::kScaleBytes / kChunkBytes;
     if (threadIdx.x < 2 * kScaleChunks) {
-      const int row = threadIdx.x % kScaleChunks * 4;
+      const int i_position = threadIdx.x % kScaleChunks * 4;
       const float* p_scales = threadIdx.x < kScaleChunks ? head.p_key_scales : head.p_value_scales;
-      const int num_valid = min(max(last + 1 - first - row, 0), 4);
-      // Past the L1 as well: a line of it may hold scales that the append kernel has yet to write.
+      const int num_valid = min(max(last + 1 - first - i_position, 0), 4);
       async_copy_16(stage + TileStage<Cache>::kKeyScales + threadIdx.x * kChunkBytes,
-                    p_scales + first + (num_valid > 0 ? row : 0), 4 * num_valid);
+                    p_scales + first + (num_valid > 0 ? i_position : 0), 4 * num_valid);
     }
   }
 }
 
-// What a block carries through a leaf, for kTilesM times 16 queries. Row h of tile m is query
-// 16 m + lane / 4 + 8 h. The maximum is that of the scores in units of log 2; every warp holds it.
-template <int kTilesM>
+// What a block carries through a leaf. Row h of tile m is query 16 m + lane / 4 + 8 h. The maximum
+// is that of the scores in units of log 2; every warp holds it.
+template <int kQueries>
 struct AttentionState {
-  float out[kTilesM][kWarpColumns][4];
-  float max[kTilesM][2];
-  float sum[kTilesM][2];  // of this lane's columns: the four lanes of a row are added at the end
+  static constexpr int kTiles = query_tiles(kQueries);
+  static constexpr int kHalves = query_halves(kQueries);
+  float out[kTiles][kWarpColumns][4];
+  float max[kTiles][kHalves];
+  float sum[kTiles]
+           [kHalves];  // of this lane's columns: the four lanes of a row are added at the end
 };
 
-template <int kTilesM>
-__device__ __forceinline__ void reset(AttentionState<kTilesM>& state) {
+// The last position that each query of the lane sees.
+template <int kQueries>
+using SeenPositions = int[query_tiles(kQueries)][query_halves(kQueries)];
+
+template <int kQueries>
+__device__ __forceinline__ void reset(AttentionState<kQueries>& state) {
 #pragma unroll
-  for (int m = 0; m < kTilesM; ++m) {
+  for (int m = 0; m < state.kTiles; ++m) {
 #pragma unroll
     for (int i = 0; i < kWarpColumns; ++i) {
 #pragma unroll
@@ -309,7 +396,7 @@ __device__ __forceinline__ void reset(AttentionState<kTilesM>& state) {
       }
     }
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < state.kHalves; ++h) {
       state.max[m][h] = kMinusInfinity;
       state.sum[m][h] = 0.0f;
     }
@@ -325,20 +412,21 @@ __device__ __forceinline__ float2* scores_at(unsigned char* p_stage, int i_colum
 }
 
 // Replaces the warp's keys by scores * unit (and * the key's scale). p_queries holds the A operands
-// of all k steps: [kTilesM][kQuerySteps][lane] of 16 bytes.
-template <typename Cache, int kTilesM>
+// of all k steps: [query_tiles(kQueries)][kQuerySteps][lane] of 16 bytes.
+template <typename Cache, int kQueries>
 __device__ __forceinline__ void tile_scores(unsigned char* p_stage,
                                             const uint4* p_queries,
                                             float unit) {
+  constexpr int kTiles = query_tiles(kQueries);
   constexpr int kColumns = Cache::kTile / 8 / kTileWarps;  // n tiles of this warp
   const int i_lane = threadIdx.x % kWarp;
   const int i_first = threadIdx.x / kWarp * kColumns;
   const uint32_t keys = shared_address(p_stage);
 
   // Two chains of sums, even and odd k steps: one chain alone would wait for each product.
-  float b_scores[kTilesM][kColumns][2][4] = {};
-  // With more queries there is enough to do in one step, and no register to load ahead.
-  constexpr int kUnroll = kTilesM == 1 ? kQuerySteps / kStepsPerLoad : 1;
+  float b_scores[kTiles][kColumns][2][4] = {};
+  // With more queries there is more to do in one step, and fewer registers to load ahead.
+  constexpr int kUnroll = kTiles == 1 ? kQuerySteps / kStepsPerLoad : 4;
 #pragma unroll kUnroll
   for (int i_load = 0; i_load < kQuerySteps / kStepsPerLoad; ++i_load) {
     uint32_t b_keys[kColumns][kStepsPerLoad][2];
@@ -349,7 +437,7 @@ __device__ __forceinline__ void tile_scores(unsigned char* p_stage,
 #pragma unroll
     for (int i = 0; i < kStepsPerLoad; ++i) {
 #pragma unroll
-      for (int m = 0; m < kTilesM; ++m) {
+      for (int m = 0; m < kTiles; ++m) {
         const int i_step = i_load * kStepsPerLoad + i;
         const uint4 loaded = p_queries[(m * kQuerySteps + i_step) * kWarp + i_lane];
         const uint32_t a[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
@@ -369,15 +457,15 @@ __device__ __forceinline__ void tile_scores(unsigned char* p_stage,
       const auto* p_scales =
           reinterpret_cast<const float2*>(p_stage + TileStage<Cache>::kKeyScales);
       const float2 loaded = p_scales[4 * (i_first + j) + i_lane % 4];
-      scale = make_float2(__fmul_rn(unit, loaded.x * Cache::kUnit),
-                          __fmul_rn(unit, loaded.y * Cache::kUnit));
+      scale = make_float2(__fmul_rn(unit, loaded.x * Cache::kKeyUnit),
+                          __fmul_rn(unit, loaded.y * Cache::kKeyUnit));
     }
 #pragma unroll
-    for (int m = 0; m < kTilesM; ++m) {
+    for (int m = 0; m < kTiles; ++m) {
       const float (&b_even)[4] = b_scores[m][j][0];
       const float (&b_odd)[4] = b_scores[m][j][1];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
+      for (int h = 0; h < query_halves(kQueries); ++h) {
         *scores_at<Cache>(p_stage, i_first + j, 16 * m + i_lane / 4 + 8 * h) =
             make_float2(__fmul_rn(__fadd_rn(b_even[2 * h], b_odd[2 * h]), scale.x),
                         __fmul_rn(__fadd_rn(b_even[2 * h + 1], b_odd[2 * h + 1]), scale.y));
@@ -387,30 +475,34 @@ __device__ __forceinline__ void tile_scores(unsigned char* p_stage,
 }
 
 // A score as its query sees it: what lies beyond the limit counts as minus infinity.
+template <bool kAllSeen>
 __device__ __forceinline__ float2 seen(float2 scores, int column, int limit) {
+  if constexpr (kAllSeen) {
+    return scores;
+  }
   return make_float2(column <= limit ? scores.x : kMinusInfinity,
                      column + 1 <= limit ? scores.y : kMinusInfinity);
 }
 
 // Takes the largest scores of the tile at `first` into the state and brings its sums to the new
 // maxima.
-template <typename Cache, int kTilesM>
-__device__ __forceinline__ void raise_maxima(AttentionState<kTilesM>& state,
+template <typename Cache, bool kAllSeen, int kQueries>
+__device__ __forceinline__ void raise_maxima(AttentionState<kQueries>& state,
                                              unsigned char* p_stage,
                                              int first,
-                                             const int (&sees)[kTilesM][2]) {
+                                             const SeenPositions<kQueries>& sees) {
   const int i_quad = threadIdx.x % kWarp / 4;
   const int i_pair = threadIdx.x % 4;
 #pragma unroll
-  for (int m = 0; m < kTilesM; ++m) {
+  for (int m = 0; m < state.kTiles; ++m) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < state.kHalves; ++h) {
       const int limit = sees[m][h] - first;  // the last column that the query sees
       float new_max = state.max[m][h];
 #pragma unroll
       for (int i = 0; i < Cache::kTile / 8; ++i) {
         const float2 loaded = *scores_at<Cache>(p_stage, i, 16 * m + i_quad + 8 * h);
-        const float2 b = seen(loaded, 8 * i + 2 * i_pair, limit);
+        const float2 b = seen<kAllSeen>(loaded, 8 * i + 2 * i_pair, limit);
         new_max = fmaxf(new_max, fmaxf(b.x, b.y));
       }
       new_max = fmaxf(new_max, __shfl_xor_sync(kAllLanes, new_max, 1));
@@ -428,28 +520,28 @@ __device__ __forceinline__ void raise_maxima(AttentionState<kTilesM>& state,
 }
 
 // Adds the tile at position `first` to the state. sees[m][h]: the last position that the query
-// sees; it may lie in front of the tile or behind it. A position that a query does not see changes
-// no bit of it.
-template <typename Cache, int kTilesM>
-__device__ __forceinline__ void add_tile(AttentionState<kTilesM>& state,
+// sees; it may lie in front of the tile or behind it. kAllSeen: every query sees the whole tile. A
+// position that a query does not see changes no bit of it.
+template <typename Cache, bool kAllSeen, int kQueries>
+__device__ __forceinline__ void add_tile(AttentionState<kQueries>& state,
                                          unsigned char* p_stage,
                                          int first,
-                                         const int (&sees)[kTilesM][2]) {
+                                         const SeenPositions<kQueries>& sees) {
   constexpr int kSteps = Cache::kTile / 16;
   using Compute = typename Cache::Compute;
   const int i_quad = threadIdx.x % kWarp / 4;
   const int i_pair = threadIdx.x % 4;
   const uint32_t values = shared_address(p_stage) + TileStage<Cache>::kValues;
 
-  raise_maxima<Cache>(state, p_stage, first, sees);
-  constexpr int kUnroll = kTilesM == 1 ? kSteps : 1;
+  raise_maxima<Cache, kAllSeen>(state, p_stage, first, sees);
+  constexpr int kUnroll = kQueries <= 32 ? 2 : 1;
 #pragma unroll kUnroll
   for (int i_step = 0; i_step < kSteps; ++i_step) {
-    uint32_t b_weights[kTilesM][4];  // P, as A operands
+    uint32_t b_weights[query_tiles(kQueries)][4] = {};  // P, as A operands
 #pragma unroll
-    for (int m = 0; m < kTilesM; ++m) {
+    for (int m = 0; m < state.kTiles; ++m) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
+      for (int h = 0; h < state.kHalves; ++h) {
         const int limit = sees[m][h] - first;
         const float offset = finite_or_zero(state.max[m][h]);
 #pragma unroll
@@ -457,7 +549,7 @@ __device__ __forceinline__ void add_tile(AttentionState<kTilesM>& state,
           const int i = 2 * i_step + e;
           const int column = 8 * i + 2 * i_pair;
           const float2 loaded = *scores_at<Cache>(p_stage, i, 16 * m + i_quad + 8 * h);
-          const float2 b = seen(loaded, column, limit);
+          const float2 b = seen<kAllSeen>(loaded, column, limit);
           float low = exp2_fast(__fsub_rn(b.x, offset));
           float high = exp2_fast(__fsub_rn(b.y, offset));
           state.sum[m][h] = __fadd_rn(state.sum[m][h], __fadd_rn(low, high));
@@ -466,8 +558,9 @@ __device__ __forceinline__ void add_tile(AttentionState<kTilesM>& state,
                 reinterpret_cast<const float2*>(p_stage + TileStage<Cache>::kValueScales);
             const float2 scale = p_scales[4 * i + i_pair];
             // Not by multiplying alone: the scale of a column that is not seen may be NaN.
-            low = column <= limit ? __fmul_rn(low, scale.x * Cache::kUnit) : 0.0f;
-            high = column + 1 <= limit ? __fmul_rn(high, scale.y * Cache::kUnit) : 0.0f;
+            low = kAllSeen || column <= limit ? __fmul_rn(low, scale.x * Cache::kWeightUnit) : 0.0f;
+            high = kAllSeen || column + 1 <= limit ? __fmul_rn(high, scale.y * Cache::kWeightUnit)
+                                                   : 0.0f;
           }
           b_weights[m][2 * e + h] = pack_pair(low, high, Compute{});
         }
@@ -478,7 +571,7 @@ __device__ __forceinline__ void add_tile(AttentionState<kTilesM>& state,
 #pragma unroll
     for (int i = 0; i < kWarpColumns; ++i) {
 #pragma unroll
-      for (int m = 0; m < kTilesM; ++m) {
+      for (int m = 0; m < state.kTiles; ++m) {
         mma_m16n8k16(state.out[m][i], b_weights[m], b_values[i], Compute{});
       }
     }

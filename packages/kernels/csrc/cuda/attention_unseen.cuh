@@ -42,17 +42,17 @@ __device__ __forceinline__ void mark_unseen_values(
 }
 
 // After add_tile, with the same `sees`.
-template <int kTilesM>
-__device__ __forceinline__ void spoil_marked_dims(AttentionState<kTilesM>& state,
+template <int kQueries>
+__device__ __forceinline__ void spoil_marked_dims(AttentionState<kQueries>& state,
                                                   const ValueMarks& marks,
                                                   int position,
-                                                  const int (&sees)[kTilesM][2]) {
+                                                  const SeenPositions<kQueries>& sees) {
   const int i_warp = threadIdx.x / kWarp;
   const int i_pair = threadIdx.x % 4;
 #pragma unroll
-  for (int m = 0; m < kTilesM; ++m) {
+  for (int m = 0; m < state.kTiles; ++m) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < state.kHalves; ++h) {
       uint32_t words[2] = {0, 0};
       for (int r = 1; position + r <= sees[m][h] && r < kMaxRows; ++r) {
         words[0] |= marks[r][2 * i_warp];

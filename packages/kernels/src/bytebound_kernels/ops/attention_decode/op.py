@@ -31,7 +31,6 @@ _MAX_POSITIONS = 2**20
 _ACTIVATIONS = ("float16", "bfloat16")
 _CACHES = ("float16", "bfloat16", "float8_e4m3fn")
 _ALIGNMENT = 256  # bytes, of the parts of the workspace
-_TICKET_BYTES = 4096
 
 TensorT = TypeVar("TensorT")
 
@@ -69,7 +68,7 @@ def attention_decode_workspace_bytes(rows: int, num_heads: int, max_positions: i
             raise InvalidArgumentError(f"{_OP}: {name} is {value}; expected 1 to {limit}")
     vectors = rows * num_heads
     pieces = vectors * _num_leaves(max_positions)
-    return _TICKET_BYTES + _aligned(vectors * _DH * 2) + _aligned(pieces * 8) + pieces * _DH * 4
+    return _aligned(pieces * 8) + pieces * _DH * 4
 
 
 def attention_decode(
@@ -131,7 +130,7 @@ def attention_decode(
             current in the framework of q_gate.
 
     Returns:
-        out. Three kernels are enqueued, not awaited.
+        out. Two kernels are enqueued, not awaited.
 
     Raises:
         CudaUnavailableError: CUDA cannot be used here; the message says why.
