@@ -103,12 +103,58 @@ __device__ __forceinline__ T* partials(RowSpace* p_space) {
   return reinterpret_cast<T*>(p_space + 1);
 }
 
-__device__ __forceinline__ bool draws(const KernelArgs& args, const RowState& state) {
-  return state.argmax >= 0 && args.p_settings[kSampleTemperature] > 0.0;
+// What every block of a pass has to know, loaded side by side: the loads stand in front of a
+// barrier for the compiler, or it would put each where its value is first needed.
+struct Known {
+  double temperature;
+  double top_k;
+  double top_p;
+  double min_p;
+  double highest;
+  int argmax;
+  int last_id;
+  unsigned prefix;
+  Cut top_k_cut;
+  Cut cut;
+
+  __device__ __forceinline__ bool draws() const { return argmax >= 0 && temperature > 0.0; }
+};
+
+__device__ __forceinline__ Known load_known(const KernelArgs& args, const RowState& state) {
+  const Known known = {args.p_settings[kSampleTemperature],
+                       args.p_settings[kSampleTopK],
+                       args.p_settings[kSampleTopP],
+                       args.p_settings[kSampleMinP],
+                       state.highest,
+                       state.argmax,
+                       state.last_id,
+                       state.prefix,
+                       state.top_k,
+                       state.cut};
+  asm volatile("" ::: "memory");
+  return known;
 }
 
-__device__ __forceinline__ double weight_of(float logit, double highest, double temperature) {
-  return exp((static_cast<double>(logit) - highest) / temperature);
+// A temperature above 0 and its reciprocal. Below 2^-1000 it is raised: logits that differ at all
+// are then so far apart that it makes no difference, and the reciprocal stays finite.
+struct Temperature {
+  double value;
+  double reciprocal;
+};
+
+__device__ __forceinline__ Temperature temperature_of(double setting) {
+  const double value = fmax(setting, 0x1p-1000);
+  return {value, __drcp_rn(value)};
+}
+
+// exp((logit - highest) / temperature). The quotient is corrected by its remainder, which rounds it
+// as a division would, and without the branches of one: those of many weights overlap.
+__device__ __forceinline__ double weight_of(float logit, double highest, Temperature temperature) {
+  const double difference = static_cast<double>(logit) - highest;
+  const double quotient = difference * temperature.reciprocal;
+  const double remainder = fma(-quotient, temperature.value, difference);
+  const double corrected = fma(remainder, temperature.reciprocal, quotient);
+  return exp(quotient < -1000.0 ? quotient : corrected);  // 0 so far down, also at -infinity
 }
 
 __device__ __forceinline__ Sum to_sum(double weight) {
@@ -243,7 +289,7 @@ __device__ __forceinline__ void decide_digit(const KernelArgs& args,
   constexpr bool kIsLast = kPass == 2;
   RowState* p_state = &p_space->state;
   const RowState state = *p_state;
-  const double temperature = args.p_settings[kSampleTemperature];
+  const Temperature temperature = temperature_of(args.p_settings[kSampleTemperature]);
 
   Bin b_bin[kChunk];
   take_bins<kByWeight>(p_space->histogram, b_bin);
@@ -349,32 +395,49 @@ __global__ void __launch_bounds__(kSearchThreads, 2) sample_select_kernel(Kernel
   wait_for_previous_kernel();
 
   RowSpace* p_space = row_space(args);
-  const RowState& state = p_space->state;
-  const double top_k = args.p_settings[kSampleTopK];
-  const double temperature = args.p_settings[kSampleTemperature];
-  const double highest = state.highest;
-  const unsigned prefix = state.prefix;
-  const unsigned floor_key = kByWeight ? state.top_k.key : 0;
-  const bool asked = kByWeight ? args.p_settings[kSampleTopP] < 1.0
-                               : top_k > 0.0 && top_k < static_cast<double>(args.n);
-  if (!asked || !draws(args, state)) {
+  const Known state = load_known(args, p_space->state);
+  __syncthreads();  // the bins are clear; and no load is put off behind the test
+  const bool asked = kByWeight ? state.top_p < 1.0
+                               : state.top_k > 0.0 && state.top_k < static_cast<double>(args.n);
+  if (!asked || !state.draws()) {
     return;
   }
-  __syncthreads();
-#pragma unroll
-  for (int j = 0; j < kChunk; ++j) {
+  const Temperature temperature = temperature_of(state.temperature);
+  const double highest = state.highest;
+  const unsigned prefix = state.prefix;
+  const unsigned floor_key = kByWeight ? state.top_k_cut.key : 0;
+  const auto counts_here = [&](int j) {
     const unsigned key = order_key(b_logit[j]);
     const bool known = kPass == 0 || (key >> kShift) >> kDigitBits == prefix;
-    if (i_first + j < args.n && known && key > floor_key) {
-      const unsigned i_bin = (key >> kShift) & ((1u << kDigitBits) - 1);
-      atomicAdd(&counts[i_bin], 1u);
-      if (kByWeight) {
-        const Sum one = to_sum(weight_of(b_logit[j], highest, temperature));
-        if (one.high != 0) {
-          atomicAdd(&limbs[0][i_bin], static_cast<unsigned>(one.high >> kLimbBits));
-          atomicAdd(&limbs[1][i_bin], static_cast<unsigned>(one.high & kLimbMask));
+    return i_first + j < args.n && known && key > floor_key;
+  };
+  bool any = false;
+#pragma unroll
+  for (int j = 0; j < kChunk; ++j) {
+    any = any || counts_here(j);
+  }
+  if (__any_sync(kAllLanes, any)) {
+    // All weights first, whether they count or not, so that their latencies overlap.
+    Sum b_sum[kChunk] = {};
+    if (kByWeight) {
+#pragma unroll
+      for (int j = 0; j < kChunk; ++j) {
+        b_sum[j] = to_sum(weight_of(b_logit[j], highest, temperature));
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kChunk; ++j) {
+      if (counts_here(j)) {
+        const unsigned i_bin = (order_key(b_logit[j]) >> kShift) & ((1u << kDigitBits) - 1);
+        atomicAdd(&counts[i_bin], 1u);
+        if (kByWeight) {
+          const Sum one = b_sum[j];
+          if (one.high != 0) {
+            atomicAdd(&limbs[0][i_bin], static_cast<unsigned>(one.high >> kLimbBits));
+            atomicAdd(&limbs[1][i_bin], static_cast<unsigned>(one.high & kLimbMask));
+          }
+          atomicAdd(&limbs[2][i_bin], static_cast<unsigned>(one.low));
         }
-        atomicAdd(&limbs[2][i_bin], static_cast<unsigned>(one.low));
       }
     }
   }
@@ -402,8 +465,9 @@ __global__ void __launch_bounds__(kSearchThreads) sample_ties_kernel(KernelArgs 
   wait_for_previous_kernel();
 
   RowSpace* p_space = row_space(args);
-  const Cut cut = p_space->state.cut;
-  if (!draws(args, p_space->state) || cut.kept == cut.count) {
+  const Known state = load_known(args, p_space->state);
+  const Cut cut = state.cut;
+  if (!state.draws() || cut.kept == cut.count) {
     return;
   }
   unsigned* p_counts = partials<unsigned>(p_space);
@@ -471,9 +535,9 @@ __global__ void __launch_bounds__(kSearchThreads, 2) sample_draw_kernel(KernelAr
   const std::int64_t position = *args.p_position + args.position_offset + blockIdx.y;
   const auto seed = static_cast<std::uint64_t>(*args.p_seed);
   RowSpace* p_space = row_space(args);
-  const RowState& state = p_space->state;
+  const Known state = load_known(args, p_space->state);
   const int argmax = state.argmax;
-  const bool is_drawn = draws(args, state);
+  const bool is_drawn = state.draws();
   if (!is_drawn) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
       args.p_out[blockIdx.y] = argmax;
@@ -485,24 +549,24 @@ __global__ void __launch_bounds__(kSearchThreads, 2) sample_draw_kernel(KernelAr
       return;
     }
   }
-  const double temperature = args.p_settings[kSampleTemperature];
-  const double min_p = args.p_settings[kSampleMinP];
+  const Temperature temperature = temperature_of(state.temperature);
+  const double min_p = state.min_p;
   const double highest = state.highest;
   const unsigned cut_key = state.cut.key;
   const int last_id = state.last_id;
   const auto weigh = [&](int i_id, const float (&b_logit)[kChunk], double (&b_weight)[kChunk]) {
 #pragma unroll
     for (int j = 0; j < kChunk; ++j) {
+      b_weight[j] = weight_of(b_logit[j], highest, temperature);
+    }
+#pragma unroll
+    for (int j = 0; j < kChunk; ++j) {
       const int id = i_id + j;
       const unsigned key = order_key(b_logit[j]);
-      b_weight[j] = 0.0;
-      if (id < args.n && (key > cut_key || (key == cut_key && id <= last_id))) {
-        const double weight = weight_of(b_logit[j], highest, temperature);
-        b_weight[j] = weight >= min_p ? weight : 0.0;
-      }
+      const bool is_kept = id < args.n && (key > cut_key || (key == cut_key && id <= last_id));
+      b_weight[j] = is_kept && b_weight[j] >= min_p ? b_weight[j] : 0.0;
     }
   };
-
   const auto load = [&](int i_id, double (&b_weight)[kChunk]) {
     float b_own[kChunk];
     load_logits(args, i_id, b_own);
