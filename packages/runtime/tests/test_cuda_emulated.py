@@ -88,6 +88,14 @@ def test_a_row_has_the_same_bits_whatever_comes_with_it(executor: CudaExecutor) 
         executor.commit(1)
 
 
+def test_warming_up_leaves_no_trace(executor: CudaExecutor) -> None:
+    first = executor.prefill([5, 6, 7])
+    executor.reset()
+    executor.warm_up()
+    assert executor.position == 0 and executor.last_hidden is None
+    assert torch.equal(executor.prefill([5, 6, 7]), first)
+
+
 @torch.inference_mode()
 def test_a_pass_that_is_not_committed_leaves_no_trace(executor: CudaExecutor) -> None:
     ids = some_ids(40)

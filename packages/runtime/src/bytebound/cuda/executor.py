@@ -7,7 +7,7 @@ import torch
 from bytebound.config import ModelConfig
 from bytebound.cuda.buffers import Buffers, inverse_frequencies
 from bytebound.cuda.graphs import PassGraphs
-from bytebound.cuda.matrices import MATVEC_ROWS, Workspaces
+from bytebound.cuda.matrices import MATVEC_ROWS, UNPACK_ROWS, Workspaces
 from bytebound.cuda.prefill import Chunk
 from bytebound.cuda.state import MAX_ROWS, SequenceState, cache_positions
 from bytebound.cuda.step import Step, settle
@@ -71,6 +71,12 @@ class CudaExecutor:
     def position(self) -> int:
         """Number of committed positions."""
         return self._position
+
+    def warm_up(self) -> None:
+        """Compile and load what prompts need, so that no request pays for it; then reset."""
+        for count in (1, UNPACK_ROWS):
+            self.prefill([0] * min(count, self.max_len))
+            self.reset()
 
     def reset(self) -> None:
         """Forget the sequence."""

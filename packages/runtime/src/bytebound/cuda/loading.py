@@ -87,6 +87,7 @@ def load_cuda(
         kv_dtype=KV_DTYPES[kv_dtype],
         graph_rows=range(1, verify_rows + 1),
     )
+    executor.warm_up()
     workspaces = executor.step.workspaces
     return CudaParts(
         executor,

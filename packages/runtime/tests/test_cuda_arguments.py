@@ -1,0 +1,111 @@
+"""Every call of the CUDA backend passes the checks of the real ops; no launch is made.
+
+Shapes, dtypes, strides, alignments and overlaps are so checked without a GPU. The results mean
+nothing.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import bytebound_kernels as bk
+import pytest
+import torch
+from bytebound.checkpoint import read_headers
+from bytebound.config import ModelConfig
+from bytebound.cuda.executor import CudaExecutor
+from bytebound.cuda.loading import load_weights
+from bytebound.cuda.mtp import CudaMtpDraft
+from bytebound.cuda.random_weights import random_weights
+from bytebound.cuda.weights import ModelWeights
+from bytebound.loading import find_model
+from bytebound.names import resolve_model
+from bytebound_kernels import _device, _native, _stream, _tensor, prefill
+
+from .cuda_models import FOLDERS
+
+CPU = torch.device("cpu")
+OPS = (
+    "rms_norm", "embedding_gather", "dense_matvec", "w4_matvec", "w4_pack", "w4_matmul",
+    "w4_unpack", "gdn_step", "attention_decode",
+)  # fmt: skip
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Pretend that the CPU's tensors are on a card, and count what would be launched there."""
+    counts: Counter[str] = Counter()
+
+    def instead_of(op: str) -> Any:
+        return lambda *args, **options: counts.update([op])
+
+    for op in OPS:
+        monkeypatch.setattr(_native, op, instead_of(op))
+    card = bk.DeviceInfo(0, "card", (9, 0), 132, 50 << 20, 80 << 30)
+    found = _device._Availability("", (card,), {})
+    monkeypatch.setattr(_device, "_availability", lambda: found)
+    monkeypatch.setattr(_stream, "_current_stream", lambda tensor, device: 0)
+    monkeypatch.setattr(_tensor.TensorView, "resolve_device", lambda view: 0)
+    monkeypatch.setattr(prefill, "attention_prefill", instead_of_attention)
+    monkeypatch.setattr(
+        prefill, "gdn_prefill", lambda qkv, z, *args, **options: torch.zeros_like(z)
+    )
+    return counts
+
+
+def instead_of_attention(q_gate: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+    return q_gate.new_zeros(q_gate.shape[0], q_gate.shape[1] // 2)
+
+
+def instead_of_gated_delta_net(
+    qkv: torch.Tensor, z: torch.Tensor, *args: Any, **options: Any
+) -> torch.Tensor:
+    return torch.zeros_like(z)
+
+
+@torch.inference_mode()
+def call_everything(weights: ModelWeights, config: ModelConfig, kv_dtype: torch.dtype) -> None:
+    executor = CudaExecutor(weights, config, max_len=400, kv_dtype=kv_dtype)
+    draft = CudaMtpDraft(weights, config, executor.step.workspaces, max_len=400, kv_dtype=kv_dtype)
+    executor.prefill([1] * 30, draft)
+    for rows in range(1, 9):
+        executor.verify([1] * rows)
+        executor.commit(rows)
+        draft.observe([1] * rows, executor.last_hidden)
+        assert draft.last_out is not None
+        draft._step(torch.tensor([1], dtype=torch.int32), draft.last_out, draft.length)
+        draft._logits(draft.last_out)
+    executor.prefill([1, 2, 3])
+    executor.score([1] * 20)
+
+
+def from_folder(folder: Path) -> tuple[ModelWeights, ModelConfig]:
+    config = ModelConfig.from_folder(folder)
+    return load_weights(folder, config, read_headers(folder, config), device=CPU), config
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_a_folder_in_16_bits(launches: Counter[str], kv_dtype: torch.dtype) -> None:
+    call_everything(*from_folder(resolve_model("tiny")), kv_dtype)
+    assert set(launches) == {op for op in OPS if not op.startswith("w4")}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_folders_in_4_bits(
+    launches: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    monkeypatch.setattr("bytebound.cuda.matrices.UNPACK_ROWS", 25)
+    call_everything(*from_folder(FOLDERS[kind](tmp_path / "model")), torch.bfloat16)
+    assert set(launches) == {op for op in OPS if kind != "gptq reordered" or op[:2] != "w4"}
+
+
+def test_layers_of_the_flagship(launches: Counter[str], tmp_path: Path) -> None:
+    config = find_model("random:qwen3.5-27b")[1]
+    fields = {name: getattr(config, name) for name in config.__slots__}
+    kinds = ("linear_attention", "full_attention")
+    small = ModelConfig(
+        **{**fields, "num_hidden_layers": 2, "layer_types": kinds, "vocab_size": 1000}
+    )
+    weights = random_weights(small, dtype=torch.bfloat16, device=CPU)
+    call_everything(weights, small, torch.float8_e4m3fn)
+    assert set(launches) == set(OPS) - {"w4_unpack"}
