@@ -8,8 +8,7 @@
 //            and two warps that only help with what is done before and after
 //
 //   a warp's 128 x 8 piece of S, in registers for all rows of the pass:
-//     lane 4 g + p holds rows 32 j + 4 g + i (i, j of 4) of columns 2 p and 2 p + 1 (g of 8, p of
-//     4)
+//     lane 4 g + p (p < 4) holds columns 2 p and 2 p + 1 of rows 32 j + 4 g + i (i < 4, j < 4)
 //
 // So the sums over K are 16 terms in a thread and three shuffles over g, and no barrier stands
 // between two rows. Everything that does not depend on S is done before, for all rows:
