@@ -4,11 +4,11 @@
 //   +------+------+------+             V:  | 16 | 16 | 16 | 16 | 16 | 16 | 16 | 16 |
 //   |  0   |  1   |  2   |          block:    0    1    2    3    4    5    6    7
 //   +------+------+------+
-//   a block: 16 columns (a slice) of every value head; two warps per value head, 8 columns each,
-//            and two warps that only help with what is done before and after
+//   a block: 16 columns (a slice) of every value head, a warp for each, and three warps that only
+//            help with what is done before and after
 //
-//   a warp's 128 x 8 piece of S, in registers for all rows of the pass:
-//     lane 4 g + p (p < 4) holds columns 2 p and 2 p + 1 of rows 32 j + 4 g + i (i < 4, j < 4)
+//   a warp's 128 x 16 piece of S, in registers for all rows of the pass:
+//     lane 4 g + p (p < 4) holds columns 4 p .. 4 p + 3 of rows 32 j + 4 g + i (i < 4, j < 4)
 //
 // So the sums over K are 16 terms in a thread and three shuffles over g, and no barrier stands
 // between two rows. Everything that does not depend on S is done before, for all rows:
@@ -38,6 +38,7 @@
 #include "cuda/async_copy.cuh"
 #include "cuda/chunk.cuh"
 #include "cuda/cluster.cuh"
+#include "cuda/delta_rule.cuh"
 #include "cuda/dependent.cuh"
 #include "cuda/device_guard.h"
 #include "cuda/launch.h"
@@ -47,29 +48,16 @@
 namespace bytebound {
 namespace {
 
-constexpr int kHeadDim = static_cast<int>(kGdnHeadDim);
 constexpr int kTaps = 4;
 constexpr int kWindow = kTaps - 1;
-constexpr int kSlices = 8;                                 // of V
-constexpr int kSliceColumns = kHeadDim / kSlices;          // 16
-constexpr int kLaneColumns = 2;                            // of S in a lane
-constexpr int kColumnLanes = 4;                            // lanes side by side
-constexpr int kWarpColumns = kLaneColumns * kColumnLanes;  // 8
-constexpr int kSliceWarps = kSliceColumns / kWarpColumns;  // 2
-constexpr int kRuns = 4;                                   // of adjacent rows of S in a lane
-constexpr int kRun = 4;                                    // rows of a run
-constexpr int kLaneRows = kRuns * kRun;                    // 16
-constexpr int kRunStride = kWarp / kColumnLanes * kRun;    // 32 rows from run to run
-constexpr int kGroupThreads = kSliceWarps * kWarp;         // work on one slice of one value head
-constexpr int kMaxGroups = 3;                              // at once; more are walked
-constexpr int kSpareThreads = 2 * kWarp;                   // without a piece of S
-constexpr int kMaxThreads = kMaxGroups * kGroupThreads + kSpareThreads;
-constexpr int kKeyPairs = kHeadDim;             // pairs of channels of q and of k together
+constexpr int kMaxItemWarps = 3;          // at once; more are walked
+constexpr int kSpareThreads = 3 * kWarp;  // without a piece of S
+constexpr int kMaxThreads = kMaxItemWarps * kWarp + kSpareThreads;
+constexpr int kKeyPairs = kDeltaDim;            // pairs of channels of q and of k together
 constexpr int kValuePairs = kSliceColumns / 2;  // of an item
+constexpr int kMessage = 4;   // value heads whose sums go to another block at once
 constexpr int kConvRows = 4;  // rows of one thread that are convolved side by side
 constexpr int kMaxSharedBytes = 96 << 10;
-constexpr float kL2Eps = 1e-6f;
-constexpr float kQueryScale = 0.08838834764831845f;  // K^-0.5
 
 // Two neighbouring channels or columns.
 template <typename T>
@@ -116,27 +104,22 @@ struct Layout {
   int mixed;       // [pending + current][q 128 | k 128 | v 16 per item]; at first a pair's place
                    // holds its input, and o replaces v
   int norms;       // [pending + current] of KeyNorms
-  int squares;     // [current][ratio][kSlices]
-  int decay;       // [pending + current][ratio][decay, beta]
-  int window;      // [pairs][kWindow] of Pair, the window to be written
+  int squares;     // [current][kSlices][squares_stride], sums over the columns of a slice
+  int squares_stride;  // value heads, in whole messages
+  int decay;           // [pending + current][ratio][decay, beta]
+  int window;          // [pairs][kWindow] of Pair, the window to be written
   int end;
-};
-
-// What a row's q and k are scaled by, and their product before that.
-struct alignas(16) KeyNorms {
-  float inverse_k;
-  float scale_q;
-  float qk;
 };
 
 __host__ __device__ inline Layout layout_of(int pending, int current, int items, int ratio) {
   Layout l;
   const int columns = kSliceColumns * items;
-  l.row_stride = 2 * kHeadDim + columns;
+  l.row_stride = 2 * kDeltaDim + columns;
   l.mixed = 0;
   l.norms = l.mixed + (pending + current) * l.row_stride;
   l.squares = l.norms + (pending + current) * static_cast<int>(sizeof(KeyNorms) / sizeof(float));
-  l.decay = l.squares + current * ratio * kSlices;
+  l.squares_stride = (ratio + kMessage - 1) / kMessage * kMessage;
+  l.decay = l.squares + current * kSlices * l.squares_stride;
   l.window = l.decay + (pending + current) * ratio * 2;
   l.end = l.window + (kKeyPairs + columns / 2) * kWindow;
   return l;
@@ -166,15 +149,15 @@ __device__ __forceinline__ Item item_of(int i_item, int rank, int ratio) {
 // Where a block's pair of channels lies: its first channel.
 __device__ __forceinline__ int channel_of(int i_pair, int i_key, int rank, int h, int ratio) {
   if (i_pair < kKeyPairs / 2) {
-    return i_key * kHeadDim + 2 * i_pair;
+    return i_key * kDeltaDim + 2 * i_pair;
   }
   if (i_pair < kKeyPairs) {
-    return (h + i_key) * kHeadDim + 2 * i_pair - kHeadDim;
+    return (h + i_key) * kDeltaDim + 2 * i_pair - kDeltaDim;
   }
   const int column = 2 * (i_pair - kKeyPairs);
   const Item item = item_of(column / kSliceColumns, rank, ratio);
   const int i_head = i_key * ratio + item.i_head;
-  return (2 * h + i_head) * kHeadDim + item.i_slice * kSliceColumns + column % kSliceColumns;
+  return (2 * h + i_head) * kDeltaDim + item.i_slice * kSliceColumns + column % kSliceColumns;
 }
 
 // Taps and inputs of two channels.
@@ -289,154 +272,21 @@ __device__ __forceinline__ float2 decay_and_beta(float a, float b, HeadGates gat
   return {expf(gates.rate * softplus), sigmoid(b)};
 }
 
-// A warp's sums over one row of q and k, of which every lane takes 4 values from p_keys on; those
-// of k are 128 further on.
-__device__ __forceinline__ KeyNorms key_norms(const float* p_keys) {
-  const float4 q = *reinterpret_cast<const float4*>(p_keys);
-  const float4 k = *reinterpret_cast<const float4*>(p_keys + kHeadDim);
-  float qq = fmaf(q.w, q.w, fmaf(q.z, q.z, fmaf(q.y, q.y, __fmul_rn(q.x, q.x))));
-  float kk = fmaf(k.w, k.w, fmaf(k.z, k.z, fmaf(k.y, k.y, __fmul_rn(k.x, k.x))));
-  float qk = fmaf(q.w, k.w, fmaf(q.z, k.z, fmaf(q.y, k.y, __fmul_rn(q.x, k.x))));
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    const float other_qq = __shfl_xor_sync(kAllLanes, qq, distance);
-    const float other_kk = __shfl_xor_sync(kAllLanes, kk, distance);
-    const float other_qk = __shfl_xor_sync(kAllLanes, qk, distance);
-    qq = __fadd_rn(qq, other_qq);
-    kk = __fadd_rn(kk, other_kk);
-    qk = __fadd_rn(qk, other_qk);
-  }
-  return {rsqrtf(__fadd_rn(kk, kL2Eps)), rsqrtf(__fadd_rn(qq, kL2Eps)) * kQueryScale, qk};
-}
-
-__device__ __forceinline__ void load_state(const float* p_state,
-                                           float (&b_state)[kLaneRows][kLaneColumns]) {
-#pragma unroll
-  for (int i = 0; i < kLaneRows; ++i) {
-    const int i_row = i / kRun * kRunStride + i % kRun;
-    const float2 b_row = __ldcg(reinterpret_cast<const float2*>(p_state + i_row * kHeadDim));
-    b_state[i][0] = b_row.x;
-    b_state[i][1] = b_row.y;
-  }
-}
-
-__device__ __forceinline__ void store_state(float* p_state,
-                                            const float (&b_state)[kLaneRows][kLaneColumns]) {
-#pragma unroll
-  for (int i = 0; i < kLaneRows; ++i) {
-    const int i_row = i / kRun * kRunStride + i % kRun;
-    *reinterpret_cast<float2*>(p_state + i_row * kHeadDim) =
-        make_float2(b_state[i][0], b_state[i][1]);
-  }
-}
-
-// This lane's 16 values of a row of q or k.
-__device__ __forceinline__ void load_keys(const float* p_keys, float (&b_keys)[kLaneRows]) {
-#pragma unroll
-  for (int i_run = 0; i_run < kRuns; ++i_run) {
-    const float4 run = *reinterpret_cast<const float4*>(p_keys + i_run * kRunStride);
-    b_keys[i_run * kRun] = run.x;
-    b_keys[i_run * kRun + 1] = run.y;
-    b_keys[i_run * kRun + 2] = run.z;
-    b_keys[i_run * kRun + 3] = run.w;
-  }
-}
-
-// Adds over a pair of lanes and halves the number of values: of two, a lane keeps the one of its
-// side and sends the other.
-__device__ __forceinline__ float add_halves(float lower,
-                                            float upper,
-                                            int distance,
-                                            bool keeps_upper) {
-  const float kept = keeps_upper ? upper : lower;
-  const float sent = keeps_upper ? lower : upper;
-  return __fadd_rn(kept, __shfl_xor_sync(kAllLanes, sent, distance));
-}
-
-// One row through a warp's piece of S. p_keys: this lane's first value of q, with those of k 128
-// further on; v: of column (lane / 8) % 2 of the lane. With kOut lanes 16 to 31 return o of that
-// column, each value twice (lane and lane ^ 4). Every operation that S depends on is written out,
-// so that S has the same bits with and without kOut.
-template <bool kOut>
-__device__ __forceinline__ float step(float (&b_state)[kLaneRows][kLaneColumns],
-                                      const float* p_keys,
-                                      float v,
-                                      float2 decay_beta,
-                                      const KeyNorms& norms,
-                                      int i_lane) {
-  const float decay = decay_beta.x;
-  float b_k[kLaneRows];
-  float b_q[kLaneRows];
-  load_keys(p_keys + kHeadDim, b_k);
-  if (kOut) {
-    load_keys(p_keys, b_q);
-  }
-  float b_sk[kLaneColumns] = {};  // S^T k
-  float b_sq[kLaneColumns] = {};  // S^T q
-#pragma unroll
-  for (int i = 0; i < kLaneRows; ++i) {
-#pragma unroll
-    for (int c = 0; c < kLaneColumns; ++c) {
-      b_sk[c] = fmaf(b_k[i], b_state[i][c], b_sk[c]);
-      if (kOut) {
-        b_sq[c] = fmaf(b_q[i], b_state[i][c], b_sq[c]);
-      }
-    }
-  }
-
-  // Over K: S^T k in lanes 0 to 15, S^T q in the others.
-  const bool upper = i_lane & 16;
-  const float first = add_halves(b_sk[0], b_sq[0], 16, upper);
-  const float second = add_halves(b_sk[1], b_sq[1], 16, upper);
-  float sum = add_halves(first, second, 8, i_lane & 8);
-  sum = __fadd_rn(sum, __shfl_xor_sync(kAllLanes, sum, 4));
-
-  // d, times the norm's factor of k, so that k itself can stay as it is. Valid in lanes 0 to 15.
-  const float missing = fmaf(-__fmul_rn(decay, norms.inverse_k), sum, v);
-  const float delta = __fmul_rn(__fmul_rn(norms.inverse_k, decay_beta.y), missing);
-#pragma unroll
-  for (int c = 0; c < kLaneColumns; ++c) {
-    const float column_delta = __shfl_sync(kAllLanes, delta, 8 * c + i_lane % kColumnLanes);
-#pragma unroll
-    for (int i = 0; i < kLaneRows; ++i) {
-      b_state[i][c] = fmaf(b_k[i], column_delta, __fmul_rn(decay, b_state[i][c]));
-    }
-  }
-  if (!kOut) {
-    return 0.0f;
-  }
-  const float own_delta = __shfl_sync(kAllLanes, delta, i_lane & 15);
-  return __fmul_rn(norms.scale_q, fmaf(norms.qk, own_delta, __fmul_rn(decay, sum)));
-}
-
-// The sum of squares of an item's o, over its 16 columns.
-__device__ __forceinline__ float sum_of_squares(const float* p_o) {
-  float b_sums[4] = {};
-#pragma unroll
-  for (int i = 0; i < kSliceColumns; i += 4) {
-    const float4 o = *reinterpret_cast<const float4*>(p_o + i);
-    b_sums[0] = fmaf(o.x, o.x, b_sums[0]);
-    b_sums[1] = fmaf(o.y, o.y, b_sums[1]);
-    b_sums[2] = fmaf(o.z, o.z, b_sums[2]);
-    b_sums[3] = fmaf(o.w, o.w, b_sums[3]);
-  }
-  return __fadd_rn(__fadd_rn(b_sums[0], b_sums[1]), __fadd_rn(b_sums[2], b_sums[3]));
-}
-
 template <typename T>
 __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelArgs<T> args) {
   extern __shared__ float4 shared[];
   __shared__ Mailbox mailbox;
-  __shared__ float tokens[kSlices];  // say that a block has read the window
+  __shared__ float4 tokens[kSlices];  // sent if there is nothing else to send
   allow_next_kernel();
   float* p_shared = reinterpret_cast<float*>(shared);
   const int i_thread = threadIdx.x;
   const int ratio = args.ratio;
   const int first_row = args.pending.rows;  // of the current ones, in shared memory
   const int num_rows = first_row + args.current.rows;
+  const int row_messages = (ratio + kMessage - 1) / kMessage;
   if (i_thread == 0) {
-    // From each block its token and its share of every sum of squares.
-    open_mailbox(&mailbox, kRanks * (1 + args.current.rows * ratio) * sizeof(float));
+    const int num_messages = max(1, args.current.rows * row_messages);  // from each block
+    open_mailbox(&mailbox, kRanks * num_messages * sizeof(float4));
   }
   cluster_arrive_relaxed();
 
@@ -452,17 +302,16 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
   const Layout layout = layout_of(args.pending.rows, args.current.rows, num_items, ratio);
   const int row_stride = layout.row_stride;
 
-  // The lane's piece of an item's state. Threads beyond the groups have none.
-  const int i_half = i_warp % kSliceWarps;
+  // The lane's piece of an item's state. The spare warps have none.
   const int lane_row = i_lane / kColumnLanes * kRun;
-  const int lane_column = i_half * kWarpColumns + i_lane % kColumnLanes * kLaneColumns;
-  const int num_groups = (num_threads - kSpareThreads) / kGroupThreads;
-  const int first_item = i_thread / kGroupThreads;
-  const bool has_state = first_item < num_groups;
+  const int lane_column = i_lane % kColumnLanes * kLaneColumns;
+  const int num_item_warps = (num_threads - kSpareThreads) / kWarp;
+  const int first_item = i_warp;
+  const bool has_state = first_item < num_item_warps;
   const auto state_of = [&](const Item& item) {
     const std::int64_t i_head = i_key * ratio + item.i_head;
-    return args.p_state + (i_head * kHeadDim + lane_row) * kHeadDim + item.i_slice * kSliceColumns +
-           lane_column;
+    return args.p_state + (i_head * kDeltaDim + lane_row) * kDeltaDim +
+           item.i_slice * kSliceColumns + lane_column;
   };
   Item item = item_of(first_item, rank, ratio);
   float* p_state = state_of(item);
@@ -470,11 +319,11 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
   // The first value of a pair of the block's values, within a row of z and out.
   const auto o_value_of = [&](int i_pair) {
     const Item place = item_of(i_pair / kValuePairs, rank, ratio);
-    return (i_key * ratio + place.i_head) * kHeadDim + place.i_slice * kSliceColumns +
+    return (i_key * ratio + place.i_head) * kDeltaDim + place.i_slice * kSliceColumns +
            2 * (i_pair % kValuePairs);
   };
   const auto norm_weight_of = [&](int o_value) {
-    const float* p = args.p_norm_weight + o_value % kHeadDim;
+    const float* p = args.p_norm_weight + o_value % kDeltaDim;
     return make_float2(p[0], p[1]);
   };
   const auto load_z = [&](int i_row, int o_value) {
@@ -582,8 +431,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
   cluster_wait();  // every block has started and may be sent to
   __syncthreads();
 
-  if (i_thread < kRanks) {
-    send_to_block(tokens + rank, 0.0f, &mailbox, i_thread);
+  if (args.current.rows == 0 && i_thread < kRanks) {
+    send_to_block(tokens + rank, float4{}, &mailbox, i_thread);
   }
   for (int i = first_gate; i < num_rows * ratio; i += num_threads) {
     if (i != first_gate) {
@@ -610,7 +459,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
   __syncthreads();
 
   const bool is_written = args.commit ? num_rows > 0 : num_replayed > 0;
-  for (int i_item = first_item; has_state && i_item < num_items; i_item += num_groups) {
+  for (int i_item = first_item; has_state && i_item < num_items; i_item += num_item_warps) {
     if (i_item != first_item) {
       if (args.commit && is_written) {
         store_state(p_state, b_state);
@@ -620,13 +469,13 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
       load_state(p_state, b_state);
     }
     const float* p_keys = p_shared + layout.mixed + lane_row;
-    float* p_value = p_shared + layout.mixed + 2 * kHeadDim + i_item * kSliceColumns + lane_column +
-                     i_lane / 8 % 2;
+    float* p_value = p_shared + layout.mixed + 2 * kDeltaDim + i_item * kSliceColumns +
+                     lane_column + i_lane / kColumnLanes % kLaneColumns;
     const float2* p_decay = reinterpret_cast<const float2*>(p_shared + layout.decay) + item.i_head;
     const auto advance = [&](int i_row, auto with_out) {
-      return step<decltype(with_out)::value>(b_state, p_keys + i_row * row_stride,
-                                             p_value[i_row * row_stride], p_decay[i_row * ratio],
-                                             p_norms[i_row], i_lane);
+      return delta_step<decltype(with_out)::value>(b_state, p_keys + i_row * row_stride,
+                                                   p_value[i_row * row_stride],
+                                                   p_decay[i_row * ratio], p_norms[i_row], i_lane);
     };
 
 #pragma unroll 1
@@ -639,23 +488,42 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
 #pragma unroll 1
     for (int i_row = first_row; i_row < num_rows; ++i_row) {
       const float o = advance(i_row, std::true_type{});
-      if ((i_lane & 20) == 16) {
+      if (i_lane >= kWarp / 2) {
         p_value[i_row * row_stride] = o;
       }
     }
   }
   __syncthreads();
 
-  const float* p_o = p_shared + layout.mixed + first_row * row_stride + 2 * kHeadDim;
+  const float* p_o = p_shared + layout.mixed + first_row * row_stride + 2 * kDeltaDim;
   float* p_squares = p_shared + layout.squares;
 #pragma unroll 1
   for (int i_row = i_warp; i_row < args.current.rows; i_row += num_warps) {
+    float* p_row = p_squares + i_row * kSlices * layout.squares_stride;
+    const float* p_row_o = p_o + i_row * row_stride;
+    if constexpr (kRanks == 1) {
+      for (int i_item = i_lane; i_item < num_items; i_item += kWarp) {
+        const Item place = item_of(i_item, rank, ratio);
+        p_row[place.i_slice * layout.squares_stride + place.i_head] =
+            sum_of_squares(p_row_o + i_item * kSliceColumns);
+      }
+    } else {
+      // Eight lanes add for one value head each; then lane i sends all four sums to block i.
 #pragma unroll 1
-    for (int i_item = i_lane / kRanks; i_item < num_items; i_item += kWarp / kRanks) {
-      const Item place = item_of(i_item, rank, ratio);
-      const float sum = sum_of_squares(p_o + i_row * row_stride + i_item * kSliceColumns);
-      send_to_block(p_squares + (i_row * ratio + place.i_head) * kSlices + place.i_slice, sum,
-                    &mailbox, i_lane % kRanks);
+      for (int first_head = 0; first_head < ratio; first_head += kMessage) {
+        const int i_head = first_head + i_lane / kSlices;
+        const float sum = i_head < ratio ? sum_of_squares(p_row_o + i_head * kSliceColumns) : 0.0f;
+        float b_sums[kMessage];
+#pragma unroll
+        for (int j = 0; j < kMessage; ++j) {
+          b_sums[j] = __shfl_sync(kAllLanes, sum, j * kSlices);
+        }
+        if (i_lane < kRanks) {
+          send_to_block(
+              reinterpret_cast<float4*>(p_row + rank * layout.squares_stride + first_head),
+              make_float4(b_sums[0], b_sums[1], b_sums[2], b_sums[3]), &mailbox, i_lane);
+        }
+      }
     }
   }
   if (args.commit && is_written && has_state) {
@@ -676,13 +544,15 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
         gate = make_float2(weight.x * silu(to_float(z.v[0])), weight.y * silu(to_float(z.v[1])));
       }
       const int i_head = item_of(i_pair / kValuePairs, rank, ratio).i_head;
-      const float4* p_parts =
-          reinterpret_cast<const float4*>(p_squares + (i_row * ratio + i_head) * kSlices);
-      const float4 low = p_parts[0];
-      const float4 high = p_parts[1];
-      const float sum =
-          ((low.x + low.y) + (low.z + low.w)) + ((high.x + high.y) + (high.z + high.w));
-      const float inverse_rms = rsqrtf(fmaf(sum, 1.0f / kHeadDim, args.eps));
+      const float* p_parts = p_squares + i_row * kSlices * layout.squares_stride + i_head;
+      float b_parts[kSlices];
+#pragma unroll
+      for (int j = 0; j < kSlices; ++j) {
+        b_parts[j] = p_parts[j * layout.squares_stride];
+      }
+      const float sum = ((b_parts[0] + b_parts[1]) + (b_parts[2] + b_parts[3])) +
+                        ((b_parts[4] + b_parts[5]) + (b_parts[6] + b_parts[7]));
+      const float inverse_rms = rsqrtf(fmaf(sum, 1.0f / kDeltaDim, args.eps));
       const float2 o = *reinterpret_cast<const float2*>(p_o + i_row * row_stride + 2 * i_pair);
       Pair<T> b_out;
       b_out.v[0] = from_float<T>(o.x * inverse_rms * gate.x);
@@ -757,7 +627,7 @@ Status run(const GdnStepParams& p, void* stream) {
     return kSizeOutOfRange;
   }
   const dim3 grid(static_cast<unsigned>(p.h) * num_ranks);
-  const dim3 block(kGroupThreads * (items < kMaxGroups ? items : kMaxGroups) + kSpareThreads);
+  const dim3 block(kWarp * (items < kMaxItemWarps ? items : kMaxItemWarps) + kSpareThreads);
   return launch_with(options, gdn_step_kernel<T>, grid, block, stream, args);
 }
 

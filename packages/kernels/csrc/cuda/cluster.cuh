@@ -66,9 +66,9 @@ __device__ __forceinline__ void open_mailbox(Mailbox* p_mailbox, std::uint32_t n
 }
 
 // Writes to another block's shared memory, at the place that p_shared has in this block's, and
-// counts it in that block's mailbox.
-__device__ __forceinline__ void send_to_block(float* p_shared,
-                                              float value,
+// counts it in that block's mailbox. A mailbox counts one message after the other: send few.
+__device__ __forceinline__ void send_to_block(float4* p_shared,
+                                              const float4& value,
                                               Mailbox* p_mailbox,
                                               unsigned rank) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -81,8 +81,10 @@ __device__ __forceinline__ void send_to_block(float* p_shared,
                : "=r"(remote_mailbox)
                : "r"(shared_address(p_mailbox)), "r"(rank));
   asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(remote),
-      "r"(__float_as_uint(value)), "r"(remote_mailbox)
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];" ::
+          "r"(remote),
+      "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(__float_as_uint(value.z)),
+      "r"(__float_as_uint(value.w)), "r"(remote_mailbox)
       : "memory");
 #else
   *p_shared = value;
