@@ -24,9 +24,8 @@
 // the cache are read after the wait.
 #include "attention_decode.h"
 
-#include <cuda_fp8.h>
-
 #include "cuda/attention_leaf.cuh"
+#include "cuda/attention_rows.cuh"
 #include "cuda/attention_tile.cuh"
 #include "cuda/attention_unseen.cuh"
 #include "cuda/chunk.cuh"
@@ -44,7 +43,8 @@ constexpr int kMaxStages = 4;
 constexpr int kBlocksPerSm = 2;  // more would have shorter pipelines and less even shares
 constexpr int kMergeDims = 64;
 constexpr int kMergeLanes = kMergeDims / 4;
-constexpr int kMergeWays = 16;  // leaves that are added side by side
+constexpr int kMergeWays = 16;   // leaves that are added side by side
+constexpr int kMergeAhead = 12;  // of one way, that are loaded before anything is known of them
 constexpr int kMergeThreads = kMergeLanes * kMergeWays;
 constexpr std::size_t kAlignment = 256;  // of the parts of the workspace
 
@@ -89,37 +89,6 @@ __device__ __forceinline__ bool is_in_range(int position, const KernelArgs& args
   return position >= 0 && position <= args.max_positions - args.rows;
 }
 
-// Eight dims of a lane as they lie in memory, in pairs, and as numbers.
-__device__ __forceinline__ void load_pairs(const void* p_from,
-                                           int64_t i_row,
-                                           bool vector,
-                                           uint32_t (&pairs)[4]) {
-  const auto* p_row = static_cast<const uint16_t*>(p_from) + i_row + threadIdx.x % kWarp * kChunk;
-  if (vector) {
-    const uint4 loaded = *reinterpret_cast<const uint4*>(p_row);
-    pairs[0] = loaded.x;
-    pairs[1] = loaded.y;
-    pairs[2] = loaded.z;
-    pairs[3] = loaded.w;
-    return;
-  }
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    pairs[j] = p_row[2 * j] | static_cast<uint32_t>(p_row[2 * j + 1]) << 16;
-  }
-}
-
-__device__ __forceinline__ void to_numbers(float (&b)[kChunk],
-                                           const uint32_t (&pairs)[4],
-                                           bool half) {
-#pragma unroll
-  for (int j = 0; j < kChunk; ++j) {
-    const uint32_t bits = pairs[j / 2] >> (16 * (j % 2)) & 0xffffu;
-    b[j] = half ? __half2float(__ushort_as_half(static_cast<unsigned short>(bits)))
-                : __uint_as_float(bits << 16);
-  }
-}
-
 // A lane's share of a norm's weights.
 __device__ __forceinline__ void load_norm(const KernelArgs& args,
                                           const void* p_norm,
@@ -130,94 +99,6 @@ __device__ __forceinline__ void load_norm(const KernelArgs& args,
     uint32_t pairs[4];
     load_pairs(p_norm, 0, false, pairs);
     to_numbers(b, pairs, args.half_rows);
-  }
-}
-
-// RMSNorm of the warp's row with "1 + w".
-__device__ __forceinline__ void norm_row(float (&b)[kChunk],
-                                         const float (&b_weight)[kChunk],
-                                         float eps) {
-  float sum = 0.0f;
-#pragma unroll
-  for (int j = 0; j < kChunk; ++j) {
-    sum = fmaf(b[j], b[j], sum);
-  }
-  const float inverse_rms = __frsqrt_rn(__fadd_rn(__fmul_rn(warp_sum(sum), 1.0f / kHeadDim), eps));
-#pragma unroll
-  for (int j = 0; j < kChunk; ++j) {
-    b[j] = __fmul_rn(__fmul_rn(b[j], inverse_rms), __fadd_rn(1.0f, b_weight[j]));
-  }
-}
-
-// Turns dims i and i + half_rotary by position * inv_freq[i]. That product is rounded to float32,
-// as the model defines it; its whole turns are taken off in double, so it is exact at any position.
-__device__ __forceinline__ void turn_row(float (&b)[kChunk],
-                                         const float (&b_inv_freq)[kChunk],
-                                         int position,
-                                         int half_rotary) {
-  constexpr double kTurnsPerRadian = 0.15915494309189533577;
-  const int i_lane = threadIdx.x % kWarp;
-  const int half_lanes = half_rotary / kChunk;
-  const int i_partner = i_lane < half_lanes ? i_lane + half_lanes : i_lane - half_lanes;
-  const float sign = i_lane < half_lanes ? -1.0f : 1.0f;
-#pragma unroll
-  for (int j = 0; j < kChunk; ++j) {
-    const float partner = __shfl_sync(kAllLanes, b[j], i_partner % kWarp);
-    const float angle = __fmul_rn(static_cast<float>(position), b_inv_freq[j]);
-    const double turns = __dmul_rn(static_cast<double>(angle), kTurnsPerRadian);
-    float sine, cosine;
-    sincospif(2.0f * static_cast<float>(__dsub_rn(turns, rint(turns))), &sine, &cosine);
-    if (i_lane < 2 * half_lanes) {
-      b[j] = fmaf(b[j], cosine, sign * __fmul_rn(partner, sine));
-    }
-  }
-}
-
-template <typename T>
-__device__ __forceinline__ void append_row(const WideCache<T>& /* cache */,
-                                           const float (&b)[kChunk],
-                                           unsigned char* p_head,
-                                           float* /* p_scales */,
-                                           int position) {
-  T* p_row = reinterpret_cast<T*>(p_head) + static_cast<int64_t>(position) * kHeadDim;
-  store_chunk<true>(p_row, threadIdx.x % kWarp * kChunk, kHeadDim, b);
-}
-
-// scale = max |x| / 448, so that the largest number of the row is the largest of e4m3. A row that
-// is not finite gets a NaN scale, and zeros.
-__device__ __forceinline__ void append_row(const Float8Cache& /* cache */,
-                                           const float (&b)[kChunk],
-                                           unsigned char* p_head,
-                                           float* p_scales,
-                                           int position) {
-  constexpr float kLargest = 448.0f;
-  float largest = 0.0f;
-  bool finite = true;
-#pragma unroll
-  for (int j = 0; j < kChunk; ++j) {
-    largest = fmaxf(largest, fabsf(b[j]));
-    finite = finite && isfinite(b[j]);
-  }
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, distance));
-  }
-  finite = __all_sync(kAllLanes, finite);
-  const float scale = finite ? largest / kLargest : __int_as_float(0x7fffffff);
-  uint32_t words[2] = {0, 0};
-  if (finite && scale > 0.0f) {
-#pragma unroll
-    for (int j = 0; j < kChunk; ++j) {
-      const uint32_t byte =
-          __nv_cvt_float_to_fp8(__fdiv_rn(b[j], scale), __NV_SATFINITE, __NV_E4M3);
-      words[j / 4] |= byte << (8 * (j % 4));
-    }
-  }
-  const int i_lane = threadIdx.x % kWarp;
-  auto* p_row = p_head + static_cast<int64_t>(position) * kHeadDim;
-  reinterpret_cast<uint2*>(p_row)[i_lane] = make_uint2(words[0], words[1]);
-  if (i_lane == 0) {
-    p_scales[position] = scale;
   }
 }
 
@@ -238,8 +119,8 @@ __device__ __forceinline__ void load_constants(const KernelArgs& args, RowConsta
 }
 
 // The part's queries, as A operands in shared memory and zeros where there is none; before them, if
-// `appends`, the new rows of the kv head. A warp for each vector; the next one is loaded while one
-// is computed.
+// `appends`, the new rows of the kv head. A warp takes adjacent vectors, which mostly share their
+// position; the next one is loaded while one is computed.
 template <typename Cache, int kQueries>
 __device__ __forceinline__ void make_rows(const KernelArgs& args,
                                           const RowConstants& constants,
@@ -250,57 +131,70 @@ __device__ __forceinline__ void make_rows(const KernelArgs& args,
                                           bool appends) {
   using Compute = typename Cache::Compute;
   constexpr int kItemBytes = Cache::kRowBytes / kHeadDim;
+  const int i_warp = threadIdx.x / kWarp;
   const int group = args.num_heads / args.num_kv_heads;
-  const int num_queries = group * args.rows;
+  const int num_queries = min(group * args.rows - i_first, kQueries);
   const int num_new = appends ? 2 * args.rows : 0;  // keys, then values
-  const int num_tasks = num_new + 16 * query_tiles(kQueries);
+  const int share = (num_new + num_queries + kTileWarps - 1) / kTileWarps;
+  const int i_end = min((i_warp + 1) * share, num_new + num_queries);
 
   const auto load_task = [&](int i_task, uint32_t (&pairs)[4]) {
-    const int q = i_first + i_task - num_new;
     if (i_task < num_new) {
       const bool is_value = i_task >= args.rows;
       const int i_row = is_value ? i_task - args.rows : i_task;
       load_pairs(is_value ? args.p_v : args.p_k,
                  i_row * (is_value ? args.v_row_stride : args.k_row_stride) + i_kv * kHeadDim,
                  args.vector, pairs);
-    } else if (i_task < num_tasks && q < num_queries) {
+    } else if (i_task < i_end) {
+      const int q = i_first + i_task - num_new;
       load_pairs(args.p_q_gate,
                  q / group * args.q_gate_row_stride + (i_kv * group + q % group) * 2 * kHeadDim,
                  args.vector, pairs);
-    } else {
-      pairs[0] = pairs[1] = pairs[2] = pairs[3] = 0;
     }
   };
+  const auto store_query = [&](int i_query, const uint32_t (&pairs)[4]) {
+    uint4* p_tile = s_queries + i_query / 16 * kQuerySteps * kWarp;
+    Cache::store_query(reinterpret_cast<uint32_t*>(p_tile), i_query % 16, pairs);
+  };
 
-  uint32_t pairs[4], next_pairs[4];
-  int i_task = threadIdx.x / kWarp;
-  load_task(i_task, pairs);
+  uint32_t pairs[4] = {}, next_pairs[4] = {};
 #pragma unroll 1
-  for (; i_task < num_tasks; i_task += kTileWarps) {
-    load_task(i_task + kTileWarps, next_pairs);
+  for (int i = num_queries + i_warp; i < 16 * query_tiles(kQueries); i += kTileWarps) {
+    store_query(i, pairs);
+  }
+  RowTurn turn;
+  int i_turn_row = -1;  // the row that it is of
+  load_task(i_warp * share, pairs);
+#pragma unroll 1
+  for (int i_task = i_warp * share; i_task < i_end; ++i_task) {
+    load_task(i_task + 1, next_pairs);
     const bool is_query = i_task >= num_new;
     const bool is_value = !is_query && i_task >= args.rows;
-    const int q = i_first + i_task - num_new;
-    const int i_row = is_query ? q / group : is_value ? i_task - args.rows : i_task;
+    const int i_query = i_task - num_new;
+    const int i_row = is_query   ? (i_first + i_query) / group
+                      : is_value ? i_task - args.rows
+                                 : i_task;
     float b[kChunk];
     to_numbers(b, pairs, args.half_rows);
-    if (!is_value && (!is_query || q < num_queries)) {
+    if (!is_value) {
       float b_weight[kChunk];
 #pragma unroll
       for (int j = 0; j < kChunk; ++j) {
         b_weight[j] = is_query ? constants.q_norm[j] : constants.k_norm[j];
       }
       norm_row(b, b_weight, args.eps);
-      turn_row(b, constants.inv_freq, position + i_row, args.half_rotary);
+      if (i_row != i_turn_row) {
+        set_turn(turn, constants.inv_freq, position + i_row);
+        i_turn_row = i_row;
+      }
+      turn_row(b, turn, args.half_rotary);
     }
     if (is_query) {
-      const int i_query = i_task - num_new;
-      auto* p_tile = reinterpret_cast<uint32_t*>(s_queries + i_query / 16 * kQuerySteps * kWarp);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         pairs[j] = pack_pair(b[2 * j], b[2 * j + 1], Compute{});
       }
-      Cache::store_query(p_tile, i_query % 16, pairs);
+      store_query(i_query, pairs);
     } else {
       append_row(
           Cache{}, b,
@@ -458,20 +352,25 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
   // The new rows lie in the last one or two leaves, with which the first two blocks of the group
   // begin. Both append all rows, for each needs those of its own leaf now: the same bytes twice.
   const bool appends = walk.leaf.start + walk.leaf.size > position;
-  if (appends) {
-    make_rows<Cache, kQueries>(args, constants, s_queries, position, i_kv, i_first, true);
-    __threadfence();  // the copies that follow go past the L1
-    __syncthreads();
-  }
-  for (int i = 0; i < args.num_stages - 1; ++i) {
-    if (loads.first <= last) {
-      begin_load_tile<Cache>(stages + i * kStageBytes, head, loads.first, last);
-      loads.advance(i_block, num_blocks, count, last);
+  // Where nothing is appended, tiles are on their way while the queries are made. A loop of two
+  // steps serves both orders with one copy of the code.
+#pragma unroll 1
+  for (int i_step = 0; i_step < 2; ++i_step) {
+    if ((i_step == 0) == appends) {
+      make_rows<Cache, kQueries>(args, constants, s_queries, position, i_kv, i_first, appends);
+      if (appends) {
+        __threadfence();  // the copies that follow go past the L1
+        __syncthreads();
+      }
+      continue;
     }
-    async_copy_commit();
-  }
-  if (!appends) {
-    make_rows<Cache, kQueries>(args, constants, s_queries, position, i_kv, i_first, false);
+    for (int i = 0; i < args.num_stages - 1; ++i) {
+      if (loads.first <= last) {
+        begin_load_tile<Cache>(stages + i * kStageBytes, head, loads.first, last);
+        loads.advance(i_block, num_blocks, count, last);
+      }
+      async_copy_commit();
+    }
   }
 
   SeenPositions<kQueries> sees;
@@ -571,6 +470,13 @@ __global__ void __launch_bounds__(kMergeThreads)
   const auto* p_partial =
       reinterpret_cast<const float4*>(args.p_partial + i_partial * kHeadDim + i_dim);
 
+  float4 b_ahead[kMergeAhead];
+#pragma unroll
+  for (int j = 0; j < kMergeAhead; ++j) {
+    const int i = i_way + j * kMergeWays;
+    b_ahead[j] = i < count ? p_partial[static_cast<int64_t>(i) * (kHeadDim / 4)]
+                           : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
   float largest = kMinusInfinity;
   for (int i = threadIdx.x; i < count; i += kMergeThreads) {
     largest = fmaxf(largest, p_max_sum[i].x);
@@ -591,16 +497,24 @@ __global__ void __launch_bounds__(kMergeThreads)
   // Way w adds leaves w, w + 16, w + 32, ... in this order, then the ways are added in theirs.
   float4 out = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   float sum = 0.0f;
-#pragma unroll 4
-  for (int i = i_way; i < count; i += kMergeWays) {
+  const auto add_leaf = [&](int i, const float4& partial) {
     const float2 max_sum = p_max_sum[i];
-    const float4 partial = p_partial[static_cast<int64_t>(i) * (kHeadDim / 4)];
     const float weight = exp2_fast(max_sum.x - largest);
     sum = fmaf(max_sum.y, weight, sum);
     out.x = fmaf(partial.x, weight, out.x);
     out.y = fmaf(partial.y, weight, out.y);
     out.z = fmaf(partial.z, weight, out.z);
     out.w = fmaf(partial.w, weight, out.w);
+  };
+#pragma unroll
+  for (int j = 0; j < kMergeAhead; ++j) {
+    if (i_way + j * kMergeWays < count) {
+      add_leaf(i_way + j * kMergeWays, b_ahead[j]);
+    }
+  }
+#pragma unroll 4
+  for (int i = i_way + kMergeAhead * kMergeWays; i < count; i += kMergeWays) {
+    add_leaf(i, p_partial[static_cast<int64_t>(i) * (kHeadDim / 4)]);
   }
   s_out[i_way][i_lane] = out;
   if (i_lane == 0) {

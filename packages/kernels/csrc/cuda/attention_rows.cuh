@@ -1,0 +1,146 @@
+// The rows that attention starts from, a warp for each vector of 256: a norm, the rotary turn, and
+// the way into the cache. As in attention_tile.cuh, what is rounded is an intrinsic, so that every
+// kernel has the same bits.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include <cstdint>
+
+#include "attention_tile.cuh"
+#include "chunk.cuh"
+#include "reduce.cuh"
+
+namespace bytebound {
+
+// Eight dims of a lane as they lie in memory, in pairs, and as numbers.
+__device__ __forceinline__ void load_pairs(const void* p_from,
+                                           int64_t i_row,
+                                           bool vector,
+                                           uint32_t (&pairs)[4]) {
+  const auto* p_row = static_cast<const uint16_t*>(p_from) + i_row + threadIdx.x % kWarp * kChunk;
+  if (vector) {
+    const uint4 loaded = *reinterpret_cast<const uint4*>(p_row);
+    pairs[0] = loaded.x;
+    pairs[1] = loaded.y;
+    pairs[2] = loaded.z;
+    pairs[3] = loaded.w;
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    pairs[j] = p_row[2 * j] | static_cast<uint32_t>(p_row[2 * j + 1]) << 16;
+  }
+}
+
+__device__ __forceinline__ void to_numbers(float (&b)[kChunk],
+                                           const uint32_t (&pairs)[4],
+                                           bool half) {
+#pragma unroll
+  for (int j = 0; j < kChunk; ++j) {
+    const uint32_t bits = pairs[j / 2] >> (16 * (j % 2)) & 0xffffu;
+    b[j] = half ? __half2float(__ushort_as_half(static_cast<unsigned short>(bits)))
+                : __uint_as_float(bits << 16);
+  }
+}
+
+// RMSNorm of the warp's row with "1 + w".
+__device__ __forceinline__ void norm_row(float (&b)[kChunk],
+                                         const float (&b_weight)[kChunk],
+                                         float eps) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kChunk; ++j) {
+    sum = fmaf(b[j], b[j], sum);
+  }
+  const float inverse_rms = __frsqrt_rn(__fadd_rn(__fmul_rn(warp_sum(sum), 1.0f / kHeadDim), eps));
+#pragma unroll
+  for (int j = 0; j < kChunk; ++j) {
+    b[j] = __fmul_rn(__fmul_rn(b[j], inverse_rms), __fadd_rn(1.0f, b_weight[j]));
+  }
+}
+
+// Sine and cosine of position * inv_freq. The product is rounded to float32, as the model defines
+// it; its whole turns are taken off in double, so it is exact at any position.
+struct RowTurn {
+  float sine[kChunk];
+  float cosine[kChunk];
+};
+
+__device__ __forceinline__ void set_turn(RowTurn& turn,
+                                         const float (&b_inv_freq)[kChunk],
+                                         int position) {
+  constexpr double kTurnsPerRadian = 0.15915494309189533577;
+#pragma unroll
+  for (int j = 0; j < kChunk; ++j) {
+    const float angle = __fmul_rn(static_cast<float>(position), b_inv_freq[j]);
+    const double turns = __dmul_rn(static_cast<double>(angle), kTurnsPerRadian);
+    sincospif(2.0f * static_cast<float>(__dsub_rn(turns, rint(turns))), &turn.sine[j],
+              &turn.cosine[j]);
+  }
+}
+
+// Turns dims i and i + half_rotary.
+__device__ __forceinline__ void turn_row(float (&b)[kChunk], const RowTurn& turn, int half_rotary) {
+  const int i_lane = threadIdx.x % kWarp;
+  const int half_lanes = half_rotary / kChunk;
+  const int i_partner = i_lane < half_lanes ? i_lane + half_lanes : i_lane - half_lanes;
+  const float sign = i_lane < half_lanes ? -1.0f : 1.0f;
+#pragma unroll
+  for (int j = 0; j < kChunk; ++j) {
+    const float partner = __shfl_sync(kAllLanes, b[j], i_partner % kWarp);
+    if (i_lane < 2 * half_lanes) {
+      b[j] = fmaf(b[j], turn.cosine[j], sign * __fmul_rn(partner, turn.sine[j]));
+    }
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void append_row(const WideCache<T>& /* cache */,
+                                           const float (&b)[kChunk],
+                                           unsigned char* p_head,
+                                           float* /* p_scales */,
+                                           int position) {
+  T* p_row = reinterpret_cast<T*>(p_head) + static_cast<int64_t>(position) * kHeadDim;
+  store_chunk<true>(p_row, threadIdx.x % kWarp * kChunk, kHeadDim, b);
+}
+
+// scale = max |x| / 448, so that the largest number of the row is the largest of e4m3. A row that
+// is not finite gets a NaN scale, and zeros.
+__device__ __forceinline__ void append_row(const Float8Cache& /* cache */,
+                                           const float (&b)[kChunk],
+                                           unsigned char* p_head,
+                                           float* p_scales,
+                                           int position) {
+  constexpr float kLargest = 448.0f;
+  float largest = 0.0f;
+  bool finite = true;
+#pragma unroll
+  for (int j = 0; j < kChunk; ++j) {
+    largest = fmaxf(largest, fabsf(b[j]));
+    finite = finite && isfinite(b[j]);
+  }
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, distance));
+  }
+  finite = __all_sync(kAllLanes, finite);
+  const float scale = finite ? largest / kLargest : __int_as_float(0x7fffffff);
+  uint32_t words[2] = {0, 0};
+  if (finite && scale > 0.0f) {
+#pragma unroll
+    for (int j = 0; j < kChunk; ++j) {
+      const uint32_t byte =
+          __nv_cvt_float_to_fp8(__fdiv_rn(b[j], scale), __NV_SATFINITE, __NV_E4M3);
+      words[j / 4] |= byte << (8 * (j % 4));
+    }
+  }
+  const int i_lane = threadIdx.x % kWarp;
+  auto* p_row = p_head + static_cast<int64_t>(position) * kHeadDim;
+  reinterpret_cast<uint2*>(p_row)[i_lane] = make_uint2(words[0], words[1]);
+  if (i_lane == 0) {
+    p_scales[position] = scale;
+  }
+}
+
+}  // namespace bytebound
