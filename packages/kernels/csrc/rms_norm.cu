@@ -9,6 +9,7 @@
 #include "rms_norm.h"
 
 #include "cuda/chunk.cuh"
+#include "cuda/dependent.cuh"
 #include "cuda/device_guard.h"
 #include "cuda/launch.h"
 #include "cuda/reduce.cuh"
@@ -19,11 +20,11 @@ namespace {
 constexpr std::int64_t kMaxRows = (std::int64_t{1} << 31) - 1;  // the limit of gridDim.x
 constexpr std::int64_t kMaxD = std::int64_t{1} << 30;           // element indices are 32-bit
 
-template <typename T, typename W>
+template <typename T, typename W, typename O>
 struct KernelArgs {
   const T* p_x;
   const W* p_weight;
-  T* p_out;
+  O* p_out;
   std::int64_t x_row_stride;    // in elements
   std::int64_t out_row_stride;  // in elements
   int d;                        // in elements
@@ -48,20 +49,22 @@ __device__ __forceinline__ void normalise(float (&b_x)[kChunk],
   }
 }
 
-template <typename T, typename W, bool kVector>
-__global__ void __launch_bounds__(kMaxBlockThreads, 1) rms_norm_kernel(KernelArgs<T, W> args) {
+template <typename T, typename W, typename O, bool kVector>
+__global__ void __launch_bounds__(kMaxBlockThreads, 1) rms_norm_kernel(KernelArgs<T, W, O> args) {
   const T* p_x = args.p_x + blockIdx.x * args.x_row_stride;
-  T* p_out = args.p_out + blockIdx.x * args.out_row_stride;
+  O* p_out = args.p_out + blockIdx.x * args.out_row_stride;
   const int d = args.d;
   const int i_first = threadIdx.x * kChunk;  // in elements
   const int step = blockDim.x * kChunk;      // in elements
 
-  // The first chunk stays in registers, and its weights are asked for before the sum is known: at
-  // one row the two memory latencies then overlap.
+  // The first chunk stays in registers, and its weights, which no kernel writes, are asked for
+  // while the previous kernel still runs.
   float b_x[kChunk];
   float b_weight[kChunk];
-  load_chunk<kVector>(p_x, i_first, d, b_x);
   load_chunk<kVector>(args.p_weight, i_first, d, b_weight);
+  allow_next_kernel();
+  wait_for_previous_kernel();
+  load_chunk<kVector>(p_x, i_first, d, b_x);
 
   float sum = add_squares(0.0f, b_x);
   for (int i = i_first + step; i < d; i += step) {
@@ -98,22 +101,24 @@ bool is_vector_row(const void* p_first, std::int64_t row_stride, std::int64_t ro
   return first && others;
 }
 
-template <typename T, typename W>
+template <typename T, typename W, typename O = T>
 Status run(const RmsNormParams& p, void* stream) {
-  const KernelArgs<T, W> args = {static_cast<const T*>(p.x),
-                                 static_cast<const W*>(p.weight),
-                                 static_cast<T*>(p.out),
-                                 p.x_row_stride,
-                                 p.out_row_stride,
-                                 static_cast<int>(p.d),
-                                 p.eps};
+  const KernelArgs<T, W, O> args = {static_cast<const T*>(p.x),
+                                    static_cast<const W*>(p.weight),
+                                    static_cast<O*>(p.out),
+                                    p.x_row_stride,
+                                    p.out_row_stride,
+                                    static_cast<int>(p.d),
+                                    p.eps};
   const bool vector = is_vector_row<T>(p.x, p.x_row_stride, p.rows) &&
-                      is_vector_row<T>(p.out, p.out_row_stride, p.rows) &&
+                      is_vector_row<O>(p.out, p.out_row_stride, p.rows) &&
                       is_vector_row<W>(p.weight, 0, 1);
-  const auto kernel = vector ? rms_norm_kernel<T, W, true> : rms_norm_kernel<T, W, false>;
+  const auto kernel = vector ? rms_norm_kernel<T, W, O, true> : rms_norm_kernel<T, W, O, false>;
   const dim3 grid(static_cast<unsigned>(p.rows));
   const dim3 block(threads_for(p.d));
-  return launch(kernel, grid, block, stream, args);
+  LaunchOptions options;
+  options.overlap_previous = true;
+  return launch_with(options, kernel, grid, block, stream, args);
 }
 
 }  // namespace
@@ -129,10 +134,24 @@ Status rms_norm(const RmsNormParams& params, void* stream) {
   if (guard.status() != cudaSuccess) {
     return guard.status();
   }
-  // The five combinations that exist: float weights go with every type, others with their own.
+  // The combinations that exist: float weights go with every type, others with their own; a result
+  // is of the type of x or, of all floats, of a 16-bit type.
   const bool float_weight = params.weight_dtype == DType::kFloat32;
   if (!float_weight && params.weight_dtype != params.x_dtype) {
     return kNotInstantiated;
+  }
+  if (params.out_dtype != params.x_dtype) {
+    if (params.x_dtype != DType::kFloat32 || !float_weight) {
+      return kNotInstantiated;
+    }
+    switch (params.out_dtype) {
+      case DType::kFloat16:
+        return run<float, float, __half>(params, stream);
+      case DType::kBFloat16:
+        return run<float, float, __nv_bfloat16>(params, stream);
+      default:
+        return kNotInstantiated;
+    }
   }
   switch (params.x_dtype) {
     case DType::kFloat16:
@@ -143,8 +162,9 @@ Status rms_norm(const RmsNormParams& params, void* stream) {
                           : run<__nv_bfloat16, __nv_bfloat16>(params, stream);
     case DType::kFloat32:
       return run<float, float>(params, stream);
+    default:
+      return kNotInstantiated;
   }
-  return kNotInstantiated;
 }
 
 }  // namespace bytebound

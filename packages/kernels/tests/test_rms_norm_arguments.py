@@ -217,11 +217,24 @@ def test_in_place_on_a_slice(fake: Any, launches: list[dict[str, Any]]) -> None:
             "out_row_stride": 100,
             "x_dtype": 1,
             "weight_dtype": 2,
+            "out_dtype": 1,
             "eps": 1e-5,
             "device": 0,
             "stream": 5,
         }
     ]
+
+
+@pytest.mark.parametrize(("name", "code"), [("float16", 0), ("bfloat16", 1)])
+def test_float32_may_be_rounded_to_16_bits(
+    fake: Any, launches: list[dict[str, Any]], name: str, code: int
+) -> None:
+    x, weight = fake((2, D), "torch.float32"), fake((D,), "torch.float32", pointer=FAR)
+    out = fake((2, D), f"torch.{name}", pointer=2 * FAR)
+    rms_norm(x, weight, out=out)
+    assert (launches[0]["x_dtype"], launches[0]["out_dtype"]) == (2, code)
+    with pytest.raises(UnsupportedLayoutError, match="out overlaps x"):
+        rms_norm(x, weight, out=fake((2, D), f"torch.{name}", pointer=x.pointer))
 
 
 @pytest.mark.parametrize("offset", [-D, D, D + 8], ids=lambda offset: f"offset{offset}")

@@ -53,6 +53,16 @@ def test_matches_the_reference(t, d, x_dtype, w_dtype, assert_close) -> None:
     assert_close("out", expected(x, weight), out, TOLERANCE[x_dtype])
 
 
+@pytest.mark.parametrize("t", [1, 3, 8], ids=lambda t: f"T{t}")
+@widths
+@pytest.mark.parametrize("out_dtype", ["float16", "bfloat16"])
+def test_a_float32_row_rounded_once(out_dtype, d, t) -> None:
+    x, weight = random((t, d), "float32"), random((d,), "float32", seed=1)
+    out = poisoned((t, d), out_dtype)
+    rms_norm(x, weight, out=out)
+    assert same_bits(out, rms_norm(x, weight).to(out.dtype))
+
+
 @dtypes
 def test_allocates_a_contiguous_result_of_the_same_shape(dtype, assert_close) -> None:
     x, weight = random((2, 3, 1000), dtype), random((1000,), dtype, seed=1)

@@ -26,7 +26,8 @@ class Kernels:
         self.packed: dict[int, Tensor] = {}  # by address: rows of a matrix, gate before up
 
     def rms_norm(self, x: Tensor, weight: Tensor, *, eps: float, out: Tensor) -> Tensor:
-        assert out.dtype == x.dtype and weight.dtype in (x.dtype, torch.float32)
+        all_float = x.dtype == weight.dtype == torch.float32
+        assert weight.dtype in (x.dtype, torch.float32) and (out.dtype == x.dtype or all_float)
         y = x.float()
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps) * (1 + weight.float())
         return out.copy_(y)

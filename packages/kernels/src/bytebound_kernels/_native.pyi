@@ -254,6 +254,7 @@ def rms_norm(
     out_row_stride: int,
     x_dtype: int,
     weight_dtype: int,
+    out_dtype: int,
     eps: float,
     device: int,
     stream: int,

@@ -14,7 +14,6 @@ class Buffers:
 
     ids: torch.Tensor  # int32 [MAX_ROWS]
     residual: torch.Tensor  # float32 [MAX_ROWS, D]: what the layers add to
-    wide: torch.Tensor  # float32 [MAX_ROWS, D]: a norm before it is rounded
     normed: torch.Tensor  # [MAX_ROWS, D]
     qkv: torch.Tensor  # [MAX_ROWS, NH * 2 * DH + 2 * NKV * DH]
     attended: torch.Tensor  # [MAX_ROWS, NH * DH]
@@ -35,7 +34,6 @@ class Buffers:
         return cls(
             ids=torch.zeros(MAX_ROWS, dtype=torch.int32, device=device),
             residual=rows(width, torch.float32),
-            wide=rows(width, torch.float32),
             normed=rows(width),
             qkv=rows(2 * queries + 2 * keys),
             attended=rows(queries),

@@ -57,9 +57,8 @@ class Chunk:
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """``x * rsqrt(mean(x^2) + eps) * (1 + weight)`` in float32, rounded once."""
-        wide = torch.empty_like(x)
-        bk.rms_norm(x, weight, eps=self.config.rms_norm_eps, out=wide)
-        return wide.to(self.dtype)
+        out = torch.empty_like(x, dtype=self.dtype)
+        return bk.rms_norm(x, weight, eps=self.config.rms_norm_eps, out=out)
 
     def _attention(
         self, x: torch.Tensor, y: torch.Tensor, weights: AttentionWeights, kv: KvCache

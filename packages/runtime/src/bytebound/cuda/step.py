@@ -73,9 +73,7 @@ class Step:
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         """``out = x * rsqrt(mean(x^2) + eps) * (1 + weight)`` in float32, rounded once."""
-        wide = self.buffers.wide[: x.shape[0]]
-        bk.rms_norm(x, weight, eps=self.config.rms_norm_eps, out=wide)
-        out.copy_(wide)
+        bk.rms_norm(x, weight, eps=self.config.rms_norm_eps, out=out)
 
     def _attention(
         self, x: torch.Tensor, y: torch.Tensor, weights: AttentionWeights, kv: KvCache

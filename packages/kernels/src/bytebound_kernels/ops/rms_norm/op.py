@@ -43,13 +43,15 @@ def rms_norm(
         weight: [D], contiguous, the dtype of x or float32. This is the stored w, and the 1 is added
             here, in float32.
         eps: added to the mean square; 0 or more.
-        out: [..., D] like x, with a row distance of its own; it may be x itself. None: a new
-            contiguous tensor from the framework of x.
+        out: [..., D] like x, with a row distance of its own; it may be x itself. Where x and weight
+            are float32, it may also be float16 or bfloat16. None: a new contiguous tensor like x
+            from the framework of x.
         stream: a stream handle as an integer, or a PyTorch or CuPy stream. None: the stream that is
             current in the framework of x.
 
     Returns:
-        out. The kernel is enqueued, not awaited.
+        out. The kernel is enqueued, not awaited; it may start while the kernel before it in the
+        stream still runs, and reads weight meanwhile, which that kernel must not write.
 
     Raises:
         CudaUnavailableError: CUDA cannot be used here; the message says why.
@@ -99,6 +101,7 @@ def rms_norm(
         out_row_stride=row_stride(_OP, out_view),
         x_dtype=DTYPE_CODES[x_view.dtype],
         weight_dtype=DTYPE_CODES[weight_view.dtype],
+        out_dtype=DTYPE_CODES[out_view.dtype],
         eps=eps,
         device=device,
         stream=stream_handle(_OP, stream, x, device),
@@ -133,9 +136,11 @@ def _check_inputs(x: TensorView, weight: TensorView) -> int:
 
 
 def _check_out(out: TensorView, x: TensorView, weight: TensorView, x_row_stride: int) -> None:
-    if out.dtype != x.dtype:
+    all_float = x.dtype == weight.dtype == "float32"
+    if out.dtype != x.dtype and not all_float:
         raise UnsupportedDtypeError(
-            f"{_OP}: out has dtype {out.dtype}; expected {x.dtype}, the dtype of x"
+            f"{_OP}: out has dtype {out.dtype}; expected {x.dtype}, the dtype of x (a 16-bit "
+            f"result needs x and weight of float32)"
         )
     if out.shape != x.shape:
         raise UnsupportedShapeError(
@@ -148,7 +153,7 @@ def _check_out(out: TensorView, x: TensorView, weight: TensorView, x_row_stride:
             f"{_OP}: out has rows of {d} elements at a distance of {out_row_stride}, so they "
             f"overlap; expected a distance of {d} or more"
         )
-    same_stride = out_row_stride == x_row_stride
+    same_stride = out_row_stride == x_row_stride and out.dtype == x.dtype
     if not (same_stride and out.pointer == x.pointer):
         no_overlap(_OP, out, x, common_row_stride=x_row_stride if same_stride else 0)
     no_overlap(_OP, out, weight)
