@@ -1,10 +1,10 @@
 // Gated attention decode, two kernels that overlap by dependent launch:
 //
-//   leaves   a fixed number of blocks. Block b serves kv head b % NKV and takes leaves of the
-//            context, the large ones at its end first, to and fro over the blocks:
+//   leaves   a fixed number of blocks. Block b serves kv head b % NKV and has a share of the leaves
+//            of the context, as many positions as the others have (attention_leaf.cuh):
 //
-//              leaves of a head   |0|1|2|3| 4 | 5 | 6 |  7  |  8  |  9  |     (attention_leaf.cuh)
-//              blocks of a head    c c b a  a   b   c    c     b     a
+//              leaves of a head   |0|1|2|3| 4 | 5 | 6 |  7  |  8  |  9  |
+//              blocks of a head    a c b a  c   b   a    c     b     a
 //
 //            A block makes its queries itself: norm and rotary, into shared memory. Those that
 //            begin with the newest positions append them first, k with norm and rotary, and v,
@@ -209,30 +209,28 @@ __device__ __forceinline__ void make_rows(const KernelArgs& args,
   }
 }
 
-// The tiles of a block's leaves. Leaf number i_round of the block comes from the end of the
-// context, to and fro: rounds 0 and 1 of three blocks are leaves -1 -2 -3 and -6 -5 -4.
+// The tiles of a block's leaves.
 template <int kTile>
 struct TileWalk {
   Leaf leaf;
   int first;  // of the tile; beyond the last position when there is none left
   int end;    // of the leaf
-  int i_round;
+  int i_leaf;
 
-  // The first tile of round i_round.
-  __device__ __forceinline__ void enter(int i_block, int num_blocks, int count, int last) {
-    const int i_mirrored = i_round % 2 == 0 ? i_block : num_blocks - 1 - i_block;
-    const int i_leaf = count - 1 - (i_round * num_blocks + i_mirrored);
-    leaf = leaf_of_index(max(i_leaf, 0));
-    first = i_leaf < 0 ? last + 1 : leaf.start;
+  // The first tile of the leaf number i_leaf of the share.
+  __device__ __forceinline__ void enter(const LeafShare& share, int last) {
+    const bool is_there = i_leaf < share.num_leaves;
+    leaf = leaf_of_index(is_there ? share.leaf(i_leaf) : 0);
+    first = is_there ? leaf.start : last + 1;
     end = min(leaf.start + leaf.size, last + 1);
   }
 
   __device__ __forceinline__ bool is_last_of_leaf() const { return first + kTile >= end; }
 
-  __device__ __forceinline__ void advance(int i_block, int num_blocks, int count, int last) {
+  __device__ __forceinline__ void advance(const LeafShare& share, int last) {
     if (is_last_of_leaf()) {
-      ++i_round;
-      enter(i_block, num_blocks, count, last);
+      ++i_leaf;
+      enter(share, last);
     } else {
       first += kTile;
     }
@@ -241,28 +239,20 @@ struct TileWalk {
 
 // Asks the L2 for the tiles that the block loads first.
 template <typename Cache>
-__device__ __forceinline__ void prefetch_tiles(const KernelArgs& args,
+__device__ __forceinline__ void prefetch_tiles(const LeafShare& share,
                                                const HeadCache& head,
-                                               int i_block,
-                                               int num_blocks) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  // Not from the L1, and not to be merged with the load that counts.
-  const int position = *static_cast<const volatile int*>(args.p_position);
-  if (!is_in_range(position, args)) {
-    return;
-  }
-  const int last = position + args.rows - 1;
-  const int count = num_leaves(last + 1);
+                                               int num_tiles,
+                                               int last) {
   TileWalk<Cache::kTile> walk = {};
-  walk.enter(i_block, num_blocks, count, last);
-  for (int i = 0; i < args.num_stages - 1 && walk.first <= last; ++i) {
+  walk.enter(share, last);
+#pragma unroll 1
+  for (int i = 0; i < num_tiles && walk.first <= last; ++i) {
     const int num_bytes = min(Cache::kTile, last + 1 - walk.first) * Cache::kRowBytes;
     const int64_t o_tile = static_cast<int64_t>(walk.first) * Cache::kRowBytes;
     prefetch_bytes(head.p_keys + o_tile, num_bytes);
     prefetch_bytes(head.p_values + o_tile, num_bytes);
-    walk.advance(i_block, num_blocks, count, last);
+    walk.advance(share, last);
   }
-#endif
 }
 
 template <typename Cache, int kQueries>
@@ -310,6 +300,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
   constexpr int kStageBytes = TileStage<Cache>::kBytes;
   extern __shared__ __align__(128) unsigned char s_memory[];
   __shared__ ValueMarks s_marks;
+  __shared__ LeafShare s_share;
   auto* s_queries = reinterpret_cast<uint4*>(s_memory + args.num_stages * kStageBytes);
 
   const int num_groups = args.num_kv_heads * args.num_parts;
@@ -331,32 +322,49 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
   }
   RowConstants constants;
   load_constants(args, constants);
+  // Volatile, for this load and the one that counts are not to be merged.
+  const auto* p_position = static_cast<const volatile int*>(args.p_position);
   if (threadIdx.x == 0) {
-    prefetch_tiles<Cache>(args, head, i_block, num_blocks);
+    const int early = *p_position;
+    const int num_positions = is_in_range(early, args) ? early + args.rows : 0;
+    s_share.set(num_positions, i_block, num_blocks);
+    prefetch_tiles<Cache>(s_share, head, args.num_stages, num_positions - 1);
   }
   wait_for_previous_kernel();
   // Not earlier: the merge reads the position and the gates ahead of its own wait, so all that came
   // before this kernel has to be complete when that one starts.
   allow_next_kernel();
-  const int position = *static_cast<const volatile int*>(args.p_position);
-  const bool in_range = is_in_range(position, args);
-  const int last = in_range ? position + args.rows - 1 : -1;
-  const int count = in_range ? num_leaves(last + 1) : 0;
-  TileWalk<kTile> loads = {};
-  loads.enter(i_block, num_blocks, count, last);
-  if (loads.first > last) {
+  const int position = *p_position;
+  const int last = is_in_range(position, args) ? position + args.rows - 1 : -1;
+  if (threadIdx.x == 0 && s_share.num_positions != last + 1) {
+    s_share.set(last + 1, i_block, num_blocks);
+  }
+  __syncthreads();
+  if (s_share.num_leaves == 0) {
     return;
   }
+  TileWalk<kTile> loads = {};
+  loads.enter(s_share, last);
   TileWalk<kTile> walk = loads;
 
-  // The new rows lie in the last one or two leaves, with which the first two blocks of the group
-  // begin. Both append all rows, for each needs those of its own leaf now: the same bytes twice.
-  const bool appends = walk.leaf.start + walk.leaf.size > position;
-  // Where nothing is appended, tiles are on their way while the queries are made. A loop of two
-  // steps serves both orders with one copy of the code.
+  // The new rows lie in the last one or two leaves of the context, each the last of its block. Both
+  // blocks append all rows, for each needs those of its own leaf now: the same bytes twice. That
+  // has time until the tiles that are loaded ahead reach them.
+  const Leaf newest = leaf_of_index(s_share.leaf(s_share.num_leaves - 1));
+  const bool appends = newest.start + newest.size > position;
+  bool appends_first = false;
+  if (appends) {
+    TileWalk<kTile> ahead = loads;
+    for (int i = 0; i < args.num_stages - 1 && ahead.first <= last; ++i) {
+      appends_first = appends_first || ahead.first + kTile > position;
+      ahead.advance(s_share, last);
+    }
+  }
+  // Mostly the tiles are on their way while the queries are made. A loop of two steps serves both
+  // orders with one copy of the code.
 #pragma unroll 1
   for (int i_step = 0; i_step < 2; ++i_step) {
-    if ((i_step == 0) == appends) {
+    if ((i_step == 0) == appends_first) {
       make_rows<Cache, kQueries>(args, constants, s_queries, position, i_kv, i_first, appends);
       if (appends) {
         __threadfence();  // the copies that follow go past the L1
@@ -367,7 +375,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
     for (int i = 0; i < args.num_stages - 1; ++i) {
       if (loads.first <= last) {
         begin_load_tile<Cache>(stages + i * kStageBytes, head, loads.first, last);
-        loads.advance(i_block, num_blocks, count, last);
+        loads.advance(s_share, last);
       }
       async_copy_commit();
     }
@@ -400,7 +408,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
     __syncthreads();  // the tile is here, and nobody reads the stage before it any more
     if (loads.first <= last) {
       begin_load_tile<Cache>(stages + i_load_stage * kStageBytes, head, loads.first, last);
-      loads.advance(i_block, num_blocks, count, last);
+      loads.advance(s_share, last);
     }
     async_copy_commit();  // with or without copies, so that groups count tiles
     tile_scores<Cache, kQueries>(p_stage, s_queries, args.score_unit);
@@ -429,7 +437,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
       store_leaf<Cache, kQueries>(args, state, walk.leaf, position, i_kv, i_first, num_queries);
       reset(state);
     }
-    walk.advance(i_block, num_blocks, count, last);
+    walk.advance(s_share, last);
   }
 }
 
@@ -565,7 +573,7 @@ Status launch_leaves(KernelArgs args, void* stream) {
     error = cudaDeviceGetAttribute(&block_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   }
   // As many stages as leave room for two blocks on an SM; else two stages, which fit everywhere.
-  const auto static_bytes = static_cast<int>(Cache::kScaled ? 0 : sizeof(ValueMarks));
+  const auto static_bytes = static_cast<int>(sizeof(LeafShare) + sizeof(ValueMarks));
   LaunchOptions options;
   options.overlap_previous = true;
   for (int i = kMaxStages; i >= 2 && blocks_per_sm < kBlocksPerSm && error == cudaSuccess; --i) {
