@@ -425,25 +425,30 @@ __device__ __forceinline__ void tile_scores(unsigned char* p_stage,
 
   // Two chains of sums, even and odd k steps: one chain alone would wait for each product.
   float b_scores[kTiles][kColumns][2][4] = {};
-  // With more queries there is more to do in one step, and fewer registers to load ahead.
-  constexpr int kUnroll = kTiles == 1 ? kQuerySteps / kStepsPerLoad : 4;
-#pragma unroll kUnroll
-  for (int i_load = 0; i_load < kQuerySteps / kStepsPerLoad; ++i_load) {
-    uint32_t b_keys[kColumns][kStepsPerLoad][2];
+  // Keys are loaded some steps ahead of their products; with more queries there is more to do in
+  // one step, and there are fewer registers.
+  constexpr int kAhead = kTiles == 1 ? 8 : kTiles == 2 ? 4 : 2;
+#pragma unroll 1
+  for (int i_first_load = 0; i_first_load < kQuerySteps / kStepsPerLoad; i_first_load += kAhead) {
+    uint32_t b_keys[kAhead][kColumns][kStepsPerLoad][2];
 #pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
-      Cache::load_keys(b_keys[j], keys, i_first + j, i_load);
+    for (int i_load = 0; i_load < kAhead; ++i_load) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        Cache::load_keys(b_keys[i_load][j], keys, i_first + j, i_first_load + i_load);
+      }
     }
 #pragma unroll
-    for (int i = 0; i < kStepsPerLoad; ++i) {
+    for (int i = 0; i < kAhead * kStepsPerLoad; ++i) {
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
-        const int i_step = i_load * kStepsPerLoad + i;
+        const int i_step = i_first_load * kStepsPerLoad + i;
         const uint4 loaded = p_queries[(m * kQuerySteps + i_step) * kWarp + i_lane];
         const uint32_t a[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
-          mma_m16n8k16(b_scores[m][j][i % 2], a, b_keys[j][i], typename Cache::Compute{});
+          mma_m16n8k16(b_scores[m][j][i % 2], a, b_keys[i / kStepsPerLoad][j][i % kStepsPerLoad],
+                       typename Cache::Compute{});
         }
       }
     }
