@@ -20,15 +20,16 @@ struct AttentionDecodeParams {
   const std::int32_t* position;  // [1], in device memory: the position of row 0
   void* k_cache;                 // [NKV, S, DH] of cache_dtype
   void* v_cache;                 // [NKV, S, DH] of cache_dtype
-  float* k_scale;                // [NKV, S]; float8 only
-  float* v_scale;                // [NKV, S]; float8 only
-  void* workspace;               // attention_decode_workspace_bytes, 256-byte aligned
-  void* out;                     // [R, NH, DH] of x_dtype
-  std::int64_t rows;             // R, 1 to 8
-  std::int64_t num_heads;        // NH, a multiple of NKV
-  std::int64_t num_kv_heads;     // NKV
-  std::int64_t max_positions;    // S, up to 2^20
-  std::int64_t rotary_dim;       // a multiple of 16, up to DH = 256
+  // Read in whole 16 bytes: the memory goes on up to a multiple of that, as any allocation does.
+  float* k_scale;              // [NKV, S]; float8 only
+  float* v_scale;              // [NKV, S]; float8 only
+  void* workspace;             // attention_decode_workspace_bytes, 256-byte aligned
+  void* out;                   // [R, NH, DH] of x_dtype
+  std::int64_t rows;           // R, 1 to 8
+  std::int64_t num_heads;      // NH, a multiple of NKV
+  std::int64_t num_kv_heads;   // NKV
+  std::int64_t max_positions;  // S, up to 2^20
+  std::int64_t rotary_dim;     // a multiple of 16, up to DH = 256
   // In elements: from row to row, and from kv head to kv head of the cache and of its scales. The
   // positions of a head are contiguous.
   std::int64_t q_gate_row_stride;
