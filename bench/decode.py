@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
             "torch": torch.__version__,
         },
         "commit": arguments.commit or _commit(),
-        "command": " ".join(["python", "bench/decode.py", *(argv or sys.argv[1:])]),
+        "command": f"python bench/decode.py {_arguments(argv or sys.argv[1:])}",
         "note": "Random weights: right for speed, not for quality or acceptance.",
         "metrics": metrics,
     }
@@ -143,6 +143,11 @@ def _metric(unit: str, better: str, samples: list[float], case: dict[str, Any]) 
         "samples": samples,
         "case": case,
     }
+
+
+def _arguments(argv: list[str]) -> str:
+    """The command line as a result file records it: without the folders of one machine."""
+    return " ".join(Path(word).name if "/" in word else word for word in argv)
 
 
 def _commit() -> str:

@@ -284,7 +284,7 @@ def main(argv: list[str] | None = None) -> int:
         "schema": 1,
         "machine": machine(device),
         "commit": arguments.commit or _commit(),
-        "command": " ".join(["python", "bench/quant_layer.py", *(argv or sys.argv[1:])]),
+        "command": f"python bench/quant_layer.py {_arguments(argv or sys.argv[1:])}",
         "note": "Random weights and hidden states: right for time and memory, not for quality.",
         "metrics": metrics,
     }
@@ -334,6 +334,11 @@ def _synchronize(device: torch.device) -> None:
 
 def _say(what: str, begun: float) -> None:
     print(f"{time.perf_counter() - begun:7.1f} s {what}", file=sys.stderr, flush=True)
+
+
+def _arguments(argv: list[str]) -> str:
+    """The command line as a result file records it: without the folders of one machine."""
+    return " ".join(Path(word).name if "/" in word else word for word in argv)
 
 
 def _commit() -> str:

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import silu
 
 MATVEC_ROWS = 16  # of one call of a matvec op
-UNPACK_ROWS = 256  # from here on a library's product pays for unpacking the matrix first
+UNPACK_ROWS = 128  # from here on a library's product pays for unpacking the matrix first
 
 
 @dataclass(frozen=True, slots=True)
