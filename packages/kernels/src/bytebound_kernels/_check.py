@@ -1,16 +1,73 @@
 """Checks that several ops share. Each raises with what was got and what was expected."""
 
+import math
+import operator
 from itertools import pairwise
+from numbers import Real
 from typing import Any
 
 from bytebound_kernels._tensor import HOST, TensorView, view
 from bytebound_kernels.errors import (
+    InvalidArgumentError,
     UnsupportedDeviceError,
     UnsupportedLayoutError,
     UnsupportedShapeError,
+    UnsupportedTensorError,
 )
 
-__all__ = ["common_device", "no_overlap", "packed_view", "row_stride", "workspace_view"]
+__all__ = [
+    "check_finite",
+    "check_integer",
+    "check_kind",
+    "common_device",
+    "no_overlap",
+    "packed_view",
+    "row_stride",
+    "workspace_view",
+]
+
+
+def check_integer(op: str, name: str, value: Any, least: int | None = None) -> int:
+    """Return an integer argument as an int; NumPy's integers are welcome.
+
+    Raises:
+        InvalidArgumentError: it is no integer, or below ``least``.
+    """
+    expected = "an integer" if least is None else f"an integer of {least} or more"
+    refused = InvalidArgumentError(f"{op}: {name} is {value!r}; expected {expected}")
+    if isinstance(value, bool):
+        raise refused
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise refused from None
+    if least is not None and number < least:
+        raise refused
+    return number
+
+
+def check_finite(op: str, name: str, value: Any, *, not_negative: bool = False) -> None:
+    """Refuse what is no finite number.
+
+    Raises:
+        InvalidArgumentError: it is no number, not finite, or below 0 where it must not be.
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or (not_negative and value < 0):
+        expected = "a finite number" + (" of 0 or more" if not_negative else "")
+        raise InvalidArgumentError(f"{op}: {name} is {value!r}; expected {expected}")
+
+
+def check_kind(op: str, name: str, value: Any, kind: type) -> None:
+    """Refuse a tensor, or anything else, in place of one of this package's records of tensors.
+
+    Raises:
+        UnsupportedTensorError: it is of another type.
+    """
+    if not isinstance(value, kind):
+        raise UnsupportedTensorError(
+            f"{op}: {name} is a {type(value).__qualname__}; expected a {kind.__qualname__}"
+        )
 
 
 def row_stride(op: str, tensor: TensorView) -> int:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from bytebound_kernels import _native
-from bytebound_kernels.errors import CudaUnavailableError
+from bytebound_kernels.errors import CudaUnavailableError, InvalidArgumentError
 
-__all__ = ["DeviceInfo", "cuda_problem", "cuda_status", "devices", "require_cuda"]
+__all__ = ["DeviceInfo", "cuda_problem", "cuda_status", "device_info", "devices", "require_cuda"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +171,33 @@ def require_cuda(op: str, device: int | None = None) -> None:
         device: the ordinal of the device that is to run it; None: any.
 
     Raises:
-        CudaUnavailableError: with the text of cuda_status().
+        CudaUnavailableError: with the text of cuda_status(), or because there is no such device.
     """
     found = _availability()
     problem = found.problem
     if not problem and device is not None:
+        if device not in range(len(found.devices)):
+            raise CudaUnavailableError(f"{op}: {_no_such_device(device, found.devices)}")
         problem = found.problem_of_device.get(device, "")
     if problem:
         raise CudaUnavailableError(f"{op}: CUDA is not usable: {problem}")
+
+
+def device_info(op: str, device: int) -> DeviceInfo:
+    """Return what is known of a device, whether or not this build has code for it.
+
+    Raises:
+        CudaUnavailableError: no device is visible.
+        InvalidArgumentError: there is no such device.
+    """
+    found = devices()
+    if not found:
+        require_cuda(op)
+    if isinstance(device, bool) or device not in range(len(found)):
+        raise InvalidArgumentError(f"{op}: {_no_such_device(device, found)}")
+    return found[device]
+
+
+def _no_such_device(device: object, found: tuple[DeviceInfo, ...]) -> str:
+    expected = "0" if len(found) == 1 else f"0 to {len(found) - 1}"
+    return f"device is {device!r}; expected {expected}, of the devices that this process sees"

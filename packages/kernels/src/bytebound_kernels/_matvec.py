@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from bytebound_kernels._check import row_stride, workspace_view
-from bytebound_kernels._device import devices
+from bytebound_kernels._check import check_integer, row_stride, workspace_view
+from bytebound_kernels._device import device_info
 from bytebound_kernels._tensor import TensorView, view
 from bytebound_kernels.errors import (
     InvalidArgumentError,
@@ -35,9 +35,9 @@ _ACTIVATIONS = ("float16", "bfloat16")
 EPILOGUES = {"store": 0, "add_residual": 1, "swiglu": 2}
 
 
-def default_blocks(device: int) -> int:
+def default_blocks(device: int, op: str = "matvec_workspace_bytes") -> int:
     """Return the blocks of a grid that fills a device once."""
-    return _BLOCKS_PER_SM * devices()[device].num_sms
+    return _BLOCKS_PER_SM * device_info(op, device).num_sms
 
 
 def matvec_workspace_bytes(device: int = 0, *, num_blocks: int | None = None) -> int:
@@ -49,16 +49,24 @@ def matvec_workspace_bytes(device: int = 0, *, num_blocks: int | None = None) ->
     Args:
         device: ordinal of the device, for the default number of blocks.
         num_blocks: the number that is passed to the calls, where it is not the default.
+
+    Raises:
+        CudaUnavailableError: no device is visible, and num_blocks is not given.
+        InvalidArgumentError: there is no such device, or num_blocks is no integer of 1 or more.
     """
-    blocks = default_blocks(device) if num_blocks is None else num_blocks
+    if num_blocks is None:
+        blocks = default_blocks(device)
+    else:
+        blocks = check_integer("matvec_workspace_bytes", "num_blocks", num_blocks, 1)
     return blocks * _ITEM_ROWS * _LAUNCH_ROWS * 4
 
 
 def check_blocks(op: str, num_blocks: int | None, device: int) -> int:
     """Return the blocks of the grid; more than a device holds at once could wait for ever."""
-    most = default_blocks(device)
+    most = default_blocks(device, op)
     if num_blocks is None:
         return most
+    num_blocks = check_integer(op, "num_blocks", num_blocks)
     if not 1 <= num_blocks <= most:
         raise InvalidArgumentError(
             f"{op}: num_blocks is {num_blocks}; expected 1 to {most}, what the device runs at once"

@@ -11,7 +11,11 @@ from math import prod
 from typing import Any
 
 from bytebound_kernels import _native
-from bytebound_kernels.errors import UnsupportedDtypeError, UnsupportedTensorError
+from bytebound_kernels.errors import (
+    UnsupportedDtypeError,
+    UnsupportedLayoutError,
+    UnsupportedTensorError,
+)
 
 __all__ = ["DTYPE_CODES", "FLOATS", "HOST", "TensorView", "new_like", "view"]
 
@@ -112,7 +116,12 @@ def _view_interface(
     dtypes: tuple[str, ...],
 ) -> TensorView:
     # A dtype object says more than the interface, which has no spelling for bfloat16.
-    typestr = str(interface["typestr"])[1:]
+    order, typestr = str(interface["typestr"])[:1], str(interface["typestr"])[1:]
+    if order == ">":
+        raise UnsupportedDtypeError(
+            f"{op}: {name} has the typestr {interface['typestr']}, big-endian; expected "
+            f"little-endian elements"
+        )
     dtype = str(getattr(tensor, "dtype", _TYPESTR_NAMES.get(typestr, typestr)))
     _check_dtype(op, name, dtype, dtypes)
     itemsize = _ITEMSIZES[dtype]
@@ -121,6 +130,11 @@ def _view_interface(
     if strides_bytes is None:
         strides = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
     else:
+        if any(int(s) % itemsize for s in strides_bytes):
+            raise UnsupportedLayoutError(
+                f"{op}: {name} has strides of {tuple(strides_bytes)} bytes; expected multiples of "
+                f"{itemsize}"
+            )
         strides = tuple(int(s) // itemsize for s in strides_bytes)
     device: int | None = HOST
     if not on_host:
@@ -136,7 +150,18 @@ def view(op: str, name: str, tensor: Any, dtypes: tuple[str, ...] = FLOATS) -> T
     Raises:
         UnsupportedTensorError: it shows neither a pointer nor an array interface.
         UnsupportedDtypeError: its element type is another one.
+        UnsupportedLayoutError: its elements do not lie at multiples of their size.
     """
+    described = _describe(op, name, tensor, dtypes)
+    if described.pointer % described.itemsize:
+        raise UnsupportedLayoutError(
+            f"{op}: {name} starts at {described.pointer:#x}; expected a multiple of "
+            f"{described.itemsize}"
+        )
+    return described
+
+
+def _describe(op: str, name: str, tensor: Any, dtypes: tuple[str, ...]) -> TensorView:
     if hasattr(tensor, "data_ptr") and hasattr(tensor, "stride"):
         return _view_torch(op, name, tensor, dtypes)
     for attribute, on_host in (("__cuda_array_interface__", False), ("__array_interface__", True)):

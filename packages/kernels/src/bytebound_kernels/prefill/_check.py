@@ -4,8 +4,8 @@ import os
 
 import torch
 
+from bytebound_kernels._check import check_finite
 from bytebound_kernels.errors import (
-    InvalidArgumentError,
     UnsupportedDeviceError,
     UnsupportedDtypeError,
     UnsupportedLayoutError,
@@ -69,8 +69,7 @@ def check_rows(op: str, name: str, tensor: torch.Tensor, expected: tuple[int, in
 
 def check_eps(op: str, eps: float) -> None:
     """Refuse what is not a finite number of 0 or more."""
-    if not 0 <= eps < float("inf"):
-        raise InvalidArgumentError(f"{op}: eps is {eps}; expected a finite number of 0 or more")
+    check_finite(op, "eps", eps, not_negative=True)
 
 
 def check_one_device(op: str, tensors: dict[str, torch.Tensor]) -> torch.device:

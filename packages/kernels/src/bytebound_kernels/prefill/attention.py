@@ -7,6 +7,7 @@ import torch
 import triton
 from torch.nn.functional import scaled_dot_product_attention
 
+from bytebound_kernels._check import check_finite
 from bytebound_kernels.errors import (
     InvalidArgumentError,
     UnsupportedLayoutError,
@@ -156,8 +157,7 @@ def attention_prefill(
     float8 = k_cache.dtype == torch.float8_e4m3fn
     s_scale = _check_scales(k_cache, k_scale, v_scale)
     check_eps(_OP, eps)
-    if not math.isfinite(scale):
-        raise InvalidArgumentError(f"{_OP}: scale is {scale}; expected a finite number")
+    check_finite(_OP, "scale", scale)
     _check_backend(backend, position, float8)
     if out is None:
         out = torch.empty((tokens, num_heads * _DH), dtype=q_gate.dtype, device=q_gate.device)

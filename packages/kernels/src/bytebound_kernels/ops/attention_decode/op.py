@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from bytebound_kernels import _native
 from bytebound_kernels._check import (
+    check_finite,
     common_device,
     no_overlap,
     packed_view,
@@ -198,10 +199,8 @@ def attention_decode(
         )
     position_view = packed_view(_OP, "position", position, "int32", (1,))
     scales = _scales(k_cache_view, k_scale, v_scale)
-    if not (math.isfinite(eps) and eps >= 0):
-        raise InvalidArgumentError(f"{_OP}: eps is {eps}; expected a finite number of 0 or more")
-    if not math.isfinite(scale):
-        raise InvalidArgumentError(f"{_OP}: scale is {scale}; expected a finite number")
+    check_finite(_OP, "eps", eps, not_negative=True)
+    check_finite(_OP, "scale", scale)
     workspace_bytes = attention_decode_workspace_bytes(rows, num_heads, max_positions)
     workspace_part = workspace_view(_OP, workspace, workspace_bytes)
     read = [q_view, k_view, v_view, q_norm_view, k_norm_view, inv_freq_view, position_view]

@@ -1,10 +1,16 @@
 """The checked front of the Gated DeltaNet step (csrc/gdn_step.h)."""
 
-import math
 from typing import Any, NamedTuple
 
 from bytebound_kernels import _native
-from bytebound_kernels._check import common_device, no_overlap, packed_view, row_stride
+from bytebound_kernels._check import (
+    check_finite,
+    check_kind,
+    common_device,
+    no_overlap,
+    packed_view,
+    row_stride,
+)
 from bytebound_kernels._device import require_cuda
 from bytebound_kernels._stream import stream_handle
 from bytebound_kernels._tensor import DTYPE_CODES, TensorView, new_like, view
@@ -159,8 +165,12 @@ def gdn_step(
         raise InvalidArgumentError(
             f"{_OP}: got only one of pending and num_accepted; expected both or none"
         )
-    if not (math.isfinite(eps) and eps >= 0):
-        raise InvalidArgumentError(f"{_OP}: eps is {eps}; expected a finite number of 0 or more")
+    check_finite(_OP, "eps", eps, not_negative=True)
+    check_kind(_OP, "rows", rows, GdnRows)
+    check_kind(_OP, "weights", weights, GdnWeights)
+    check_kind(_OP, "state", state, GdnState)
+    if pending is not None:
+        check_kind(_OP, "pending", pending, GdnRows)
 
     recurrent = packed_view(_OP, "state.recurrent", state.recurrent, "float32", (None, None, None))
     hv = _check_heads(recurrent)

@@ -4,12 +4,11 @@ import math
 from typing import Any, TypeVar
 
 from bytebound_kernels import _native
-from bytebound_kernels._check import common_device, no_overlap, row_stride
+from bytebound_kernels._check import check_finite, common_device, no_overlap, row_stride
 from bytebound_kernels._device import require_cuda
 from bytebound_kernels._stream import stream_handle
 from bytebound_kernels._tensor import DTYPE_CODES, TensorView, new_like, view
 from bytebound_kernels.errors import (
-    InvalidArgumentError,
     UnsupportedDtypeError,
     UnsupportedLayoutError,
     UnsupportedShapeError,
@@ -78,8 +77,7 @@ def rms_norm(
     weight_view = view(_OP, "weight", weight)
     rows = _check_inputs(x_view, weight_view)
     x_row_stride = row_stride(_OP, x_view)
-    if not (math.isfinite(eps) and eps >= 0):
-        raise InvalidArgumentError(f"{_OP}: eps is {eps}; expected a finite number of 0 or more")
+    check_finite(_OP, "eps", eps, not_negative=True)
     out_view = None if out is None else view(_OP, "out", out)
     if out_view is not None:
         _check_out(out_view, x_view, weight_view, x_row_stride)

@@ -3,8 +3,14 @@
 from typing import Any, TypeVar
 
 from bytebound_kernels import _native
-from bytebound_kernels._check import common_device, no_overlap, row_stride, workspace_view
-from bytebound_kernels._device import devices, require_cuda
+from bytebound_kernels._check import (
+    check_kind,
+    common_device,
+    no_overlap,
+    row_stride,
+    workspace_view,
+)
+from bytebound_kernels._device import device_info, require_cuda
 from bytebound_kernels._matvec import EPILOGUES, check_residual, check_result
 from bytebound_kernels._stream import stream_handle
 from bytebound_kernels._tensor import DTYPE_CODES, TensorView, view
@@ -33,8 +39,12 @@ def w4_matmul_workspace_bytes(device: int = 0) -> int:
 
     Args:
         device: ordinal of the device.
+
+    Raises:
+        CudaUnavailableError: no device is visible.
+        InvalidArgumentError: there is no such device.
     """
-    return devices()[device].num_sms * _BYTES_PER_SM
+    return device_info("w4_matmul_workspace_bytes", device).num_sms * _BYTES_PER_SM
 
 
 def w4_matmul(
@@ -89,6 +99,7 @@ def w4_matmul(
 
     Source: csrc/w4_matmul.cu.
     """
+    check_kind(_OP, "weight", weight, PackedW4)
     data = weight.check(_OP)
     x_view = _check_activations(x, weight.k)
     out_view = check_result(_OP, "out", out, x_view, weight.n)
@@ -131,7 +142,7 @@ def w4_matmul(
         rows=x_view.shape[0],
         n=weight.n,
         k=weight.k,
-        num_sms=devices()[device].num_sms,
+        num_sms=device_info(_OP, device).num_sms,
         x_dtype=DTYPE_CODES[x_view.dtype],
         scale_dtype=DTYPE_CODES[weight.scale_dtype],
         asymmetric=weight.asymmetric,

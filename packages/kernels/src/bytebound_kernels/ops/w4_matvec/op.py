@@ -3,7 +3,7 @@
 from typing import Any, TypeVar
 
 from bytebound_kernels import _native
-from bytebound_kernels._check import common_device, no_overlap, row_stride
+from bytebound_kernels._check import check_kind, common_device, no_overlap, row_stride
 from bytebound_kernels._device import require_cuda
 from bytebound_kernels._matvec import (
     EPILOGUES,
@@ -76,6 +76,7 @@ def w4_matvec(
 
     Source: csrc/w4_matvec.cu, csrc/cuda/matvec.cuh, csrc/cuda/w4.cuh.
     """
+    check_kind(_OP, "weight", weight, PackedW4)
     data = weight.check(_OP)
     x_view = check_activations(_OP, x, weight.k)
     out_view = check_result(_OP, "out", out, x_view, weight.n)

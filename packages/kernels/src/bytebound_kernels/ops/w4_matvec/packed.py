@@ -4,7 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from bytebound_kernels import _native
-from bytebound_kernels._check import common_device, no_overlap, packed_view
+from bytebound_kernels._check import (
+    check_integer,
+    check_kind,
+    common_device,
+    no_overlap,
+    packed_view,
+)
 from bytebound_kernels._device import require_cuda
 from bytebound_kernels._stream import stream_handle
 from bytebound_kernels._tensor import TensorView
@@ -40,7 +46,9 @@ def w4_packed_bytes(n: int, k: int, *, asymmetric: bool = False, interleaved: bo
 
     Raises:
         UnsupportedShapeError: K is not a multiple of 128, or N is out of range.
+        InvalidArgumentError: one of them is no integer.
     """
+    n, k = check_integer(_OP, "N", n), check_integer(_OP, "K", k)
     if k < 1 or k % GROUP:
         raise UnsupportedShapeError(
             f"{_OP}: K is {k}; expected a multiple of {GROUP}, the columns that share a scale"
@@ -133,6 +141,7 @@ def w4_pack(
 
     Source: csrc/w4_pack.cu.
     """
+    check_kind(_OP, "out", out, PackedW4)
     data = out.check(_OP)
     groups = out.k // GROUP
     packed_words = packed_view(_OP, "packed", packed, "int32", (None, out.k // _CODES_PER_WORD))
@@ -171,7 +180,8 @@ def w4_pack(
 
 
 def _check_place(out: PackedW4, n: int, first_row: int, part: str | None) -> None:
-    if part not in _PARTS:
+    first_row = check_integer(_OP, "first_row", first_row)
+    if not (part is None or isinstance(part, str)) or part not in _PARTS:
         raise InvalidArgumentError(f"{_OP}: part is {part!r}; expected None, 'gate' or 'up'")
     if (part is not None) != out.interleaved:
         raise InvalidArgumentError(

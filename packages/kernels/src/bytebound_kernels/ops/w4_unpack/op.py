@@ -3,7 +3,7 @@
 from typing import Any, TypeVar
 
 from bytebound_kernels import _native
-from bytebound_kernels._check import common_device, no_overlap, row_stride
+from bytebound_kernels._check import check_kind, common_device, no_overlap, row_stride
 from bytebound_kernels._device import require_cuda
 from bytebound_kernels._stream import stream_handle
 from bytebound_kernels._tensor import DTYPE_CODES, TensorView, view
@@ -50,6 +50,7 @@ def w4_unpack(weight: PackedW4, *, out: TensorT, stream: Any = None) -> TensorT:
 
     Source: csrc/w4_unpack.cu.
     """
+    check_kind(_OP, "weight", weight, PackedW4)
     data = weight.check(_OP)
     out_view = _check_out(out, 2 * weight.n if weight.interleaved else weight.n, weight.k)
     no_overlap(_OP, out_view, data)
