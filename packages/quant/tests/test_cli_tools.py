@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from bytebound.names import resolve_model
 from bytebound.text.tokenizer import load_tokenizer
 from bytebound_quant.draft_vocab import load_draft_vocab
 from safetensors.torch import load_file, save_file
@@ -99,12 +100,62 @@ def test_a_vocabulary_that_does_not_match_the_model(run: Run, tmp_path: Path) ->
     runtime_helper("conftest").write_tokenizer(model)
     (tmp_path / "corpus.txt").write_text(story(200))
     done = run("draft-vocab", model, "--corpus", tmp_path / "corpus.txt", "--size", 60)
-    assert "the model's vocabulary has 64 ids" in one_line(done)
+    assert "expected at most 63 (config.json: vocab_size 64)" in one_line(done)
     assert not list(model.glob("draft_vocab*"))
-    given = ("--calib", tmp_path / "corpus.txt", "--samples", 2, "--window", 32)
-    done = run("gptq", model, tmp_path / "out", *given, "--group-size", 32, "--device", "cpu")
-    assert "the model's vocabulary has 64 ids" in one_line(done)
-    assert not list(tmp_path.glob("out*"))
+
+
+def test_an_id_beyond_the_vocabulary_that_no_text_holds(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
+    path = model / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["model"]["vocab"]["<never>"] = 5000
+    added = content["added_tokens"]
+    added.append({**added[-1], "id": 5000, "content": "<never>"})
+    path.write_text(json.dumps(content), encoding="utf-8")
+    corpus = ("--corpus", tmp_path / "corpus.txt", "--size", 300)
+    calib = ("--calib", tmp_path / "corpus.txt", "--samples", 2, "--window", 32)
+    small = ("--group-size", 32, "--device", "cpu")
+    for arguments in (
+        ("draft-vocab", model, *corpus),
+        ("rtn", model, tmp_path / "out", *small),
+        ("gptq", model, tmp_path / "out", *calib, *small),
+    ):
+        line = one_line(run(*arguments))
+        assert f"{model}: highest id of the tokenizer: got 5000 ('<never>'), " in line
+        assert "expected at most 399 (config.json: vocab_size 400)" in line
+    assert not list(model.glob("draft_vocab*")) and not list(tmp_path.glob("out*"))
+
+
+def test_a_draft_vocabulary_of_another_tokenizer(run: Run, model: Path, tmp_path: Path) -> None:
+    """E23."""
+    corpus = f"text:{tmp_path}/corpus.txt"
+    assert run("draft-vocab", model, "--corpus", corpus, "--size", 300).code == 0
+    path = model / "tokenizer.json"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("<tool_call>", "<tool_use>"), encoding="utf-8")
+    wrong = run("verify", model)
+    assert wrong.code == 1
+    (line,) = [one for one in wrong.out.splitlines() if one.startswith("wrong: ")]
+    assert "draft_vocab.safetensors was made for another tokenizer" in line
+    assert len(json.loads(run("verify", model, "--json").out)["problems"]) == 1
+    seen = run("inspect", model)
+    assert seen.code == 0
+    (line,) = [one for one in seen.out.splitlines() if one.startswith("draft ids")]
+    assert "not usable: " in line and "was made for another tokenizer" in line
+    assert (
+        "another tokenizer"
+        in json.loads(run("inspect", model, "--json").out)["draft_vocab"]["problem"]
+    )
+
+
+def test_a_shipped_model_needs_a_file_to_write(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text(story(200))
+    arguments = ("draft-vocab", "tiny", "--corpus", tmp_path / "corpus.txt", "--size", 2000)
+    assert "say with -o/--out which file to write" in one_line(run(*arguments))
+    assert not (resolve_model("tiny") / "draft_vocab.safetensors").exists()
+    assert run(*arguments, "-o", tmp_path / "ids.safetensors").code == 0
+    assert (tmp_path / "ids.safetensors").is_file()
 
 
 def test_draft_vocab_needs_a_tokenizer(run: Run, plain_folder: Path) -> None:

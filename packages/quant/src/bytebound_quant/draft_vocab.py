@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bytebound.errors import CheckpointError
 from bytebound.shards import DRAFT_VOCAB_FILE
-from bytebound.text.tokenizer import Tokenizer
+from bytebound.text.tokenizer import Tokenizer, load_tokenizer
 from safetensors import SafetensorError, safe_open
 
 from bytebound_quant.calibration import check_vocabulary
@@ -192,6 +193,37 @@ def load_draft_vocab(
         DraftVocabError: the file is damaged, or its ids are empty, repeated or out of range.
         VocabularyMismatchError: it was made for another tokenizer or vocabulary.
     """
+    return _checked(path, vocab_size, tokenizer)[1]["ids"].long()
+
+
+def describe_draft_vocab(folder: Path, vocab_size: int) -> dict[str, Any] | None:
+    """What the file beside a checkpoint holds, in JSON's types; None where there is none.
+
+    Checked like ``load_draft_vocab`` against the folder's own tokenizer; what is wrong is said as
+    ``problem``, and then nothing else.
+    """
+    path = folder / DRAFT_VOCAB_FILE
+    if not path.is_file():
+        return None
+    try:
+        metadata, tensors = _checked(path, vocab_size, load_tokenizer(folder))
+    except (DraftVocabError, VocabularyMismatchError, CheckpointError) as error:
+        return {"problem": str(error)}
+    total = metadata.get("corpus_tokens", "")
+    covered = int(tensors["counts"].sum()) if "counts" in tensors else None
+    known = covered is not None and total.isdigit() and int(total) > 0
+    return {
+        "ids": tensors["ids"].numel(),
+        "vocab_size": vocab_size,
+        "coverage": covered / int(total) if known and covered is not None else None,
+        "tokenizer_sha256": metadata.get("tokenizer_sha256"),
+        "corpus_sha256": metadata.get("corpus_sha256"),
+    }
+
+
+def _checked(
+    path: Path, vocab_size: int, tokenizer: Tokenizer | None
+) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     metadata, tensors = _read(path)
     if metadata.get("vocab_size") != str(vocab_size):
         raise VocabularyMismatchError(
@@ -205,27 +237,7 @@ def load_draft_vocab(
             "make it again for this model"
         )
     check_ids(tensors["ids"], vocab_size, str(path))
-    return tensors["ids"].long()
-
-
-def describe_draft_vocab(path: Path, vocab_size: int) -> dict[str, Any]:
-    """What a file holds, in JSON's types; checked like ``load_draft_vocab``, tokenizer apart.
-
-    Raises:
-        DraftVocabError: the file is damaged, or its ids are not those of such a vocabulary.
-    """
-    metadata, tensors = _read(path)
-    check_ids(tensors["ids"], vocab_size, str(path))
-    total = metadata.get("corpus_tokens", "")
-    covered = int(tensors["counts"].sum()) if "counts" in tensors else None
-    known = covered is not None and total.isdigit() and int(total) > 0
-    return {
-        "ids": tensors["ids"].numel(),
-        "vocab_size": vocab_size,
-        "coverage": covered / int(total) if known and covered is not None else None,
-        "tokenizer_sha256": metadata.get("tokenizer_sha256"),
-        "corpus_sha256": metadata.get("corpus_sha256"),
-    }
+    return metadata, tensors
 
 
 def check_ids(ids: torch.Tensor, vocab_size: int, where: str) -> None:

@@ -15,10 +15,9 @@ from bytebound.checkpoint import read_headers
 from bytebound.config import ModelConfig, read_json_object
 from bytebound.config_fields import CONFIG_FILE
 from bytebound.quantized import PackedMatrix
-from bytebound.shards import DRAFT_VOCAB_FILE, StoredTensor
+from bytebound.shards import StoredTensor
 
 from bytebound_quant.draft_vocab import describe_draft_vocab
-from bytebound_quant.errors import DraftVocabError
 
 QUANTIZATION_FIELDS = ("quantization_config", "compression_config")
 OWN_METADATA = "bytebound"  # our block inside quantization_config
@@ -116,7 +115,7 @@ def inspect(folder: Path) -> Inspection:
         files=tuple(path.name for path in stored.files),
         mtp=stored.with_mtp,
         tied_head=config.tie_word_embeddings,
-        draft_vocab=_draft_vocab(folder, config.vocab_size),
+        draft_vocab=describe_draft_vocab(folder, config.vocab_size),
     )
 
 
@@ -186,16 +185,6 @@ def _reasons(metadata: Mapping[str, Any]) -> dict[str, str]:
         for one in entries
         if isinstance(one, dict) and "name" in one and "reason" in one
     }
-
-
-def _draft_vocab(folder: Path, vocab_size: int) -> dict[str, Any] | None:
-    path = folder / DRAFT_VOCAB_FILE
-    if not path.is_file():
-        return None
-    try:
-        return describe_draft_vocab(path, vocab_size)
-    except DraftVocabError as error:
-        return {"problem": str(error)}
 
 
 def _order(name: str) -> tuple[int, list[tuple[int, str]]]:

@@ -1,8 +1,9 @@
 """The checkpoint that is quantized: its config, its headers, and one tensor or row block at a time.
 
 Headers pass the runtime's own strict checks before anything is read, so a missing shard or a wrong
-shape costs no work. A folder that is quantized already is refused by name: quantizing twice loses
-quality without a word. Nothing here knows what happens to a tensor.
+shape costs no work; nor does a tokenizer with ids that the model has no row for. A folder that is
+quantized already is refused by name: quantizing twice loses quality without a word. Nothing here
+knows what happens to a tensor.
 """
 
 import dataclasses
@@ -19,8 +20,10 @@ from bytebound.checkpoint import StoredModel, read_headers
 from bytebound.config import ModelConfig, read_json_object
 from bytebound.names import resolve_model
 from bytebound.shards import FLOATS, StoredTensor, open_shards, read_tensor
+from bytebound.text.tokenizer import Tokenizer
 
 from bytebound_quant.errors import SourceError
+from bytebound_quant.vocabulary import matching_tokenizer
 
 BLOCK_BYTES = 64 << 20  # read at once where a tensor is streamed
 HASH_THREADS = 8
@@ -36,6 +39,8 @@ class Source:
     raw_config: Mapping[str, Any]
     config: ModelConfig
     stored: StoredModel
+    tokenizer: Tokenizer | None
+    """None where the folder holds none."""
 
     @property
     def tensors(self) -> dict[str, StoredTensor]:
@@ -96,10 +101,11 @@ class Source:
 
 
 def open_source(path_or_name: str | Path) -> Source:
-    """Check the folder's config and headers.
+    """Check the folder's config, headers and tokenizer.
 
     Raises:
         SourceError: it is quantized already.
+        VocabularyMismatchError: its tokenizer has an id beyond the model's vocabulary.
         CheckpointError: of the runtime, for whatever else makes it no sound checkpoint.
     """
     folder = resolve_model(path_or_name)
@@ -112,7 +118,9 @@ def open_source(path_or_name: str | Path) -> Source:
             f"{folder} is quantized already: it holds {packed[0]}, though its config does not say "
             "so; give the 16-bit checkpoint that it was made from"
         )
-    return Source(folder, raw, config, read_headers(folder, config))
+    stored = read_headers(folder, config)
+    tokenizer = matching_tokenizer(folder, config.vocab_size)
+    return Source(folder, raw, config, stored, tokenizer)
 
 
 def file_hash(path: Path) -> str:

@@ -2,8 +2,9 @@
 
 For every tensor: finite values; for every matrix: no run of rows, in whole or in a block of
 columns, that is zero or constant (E31); for every packed one: sound scales; against the source, if
-it is given: the relative error |W - Q| / |W|, of the whole and of runs of rows. Reads one matrix at
-a time; a folder that cannot be read at all is an exception, everything else is a finding.
+it is given: the relative error |W - Q| / |W|, of the whole and of runs of rows. A draft vocabulary
+beside it must be one of this model and its tokenizer (E23). Reads one matrix at a time; a folder
+that cannot be read at all is an exception, everything else is a finding.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from bytebound.quantized import StoredMatrix, read_matrix
 from bytebound.shards import StoredTensor, open_shards, read_tensor
 
 from bytebound_quant.blocks import ROWS_AT_ONCE, constant_blocks, constant_regions, row_runs
+from bytebound_quant.draft_vocab import describe_draft_vocab
 
 LEAST_ROWS = 8  # so many rows in a row that carry nothing are a fault
 TABLE_PART = 8  # of embedding and head: one row in so many, since unused ids may have equal rows
@@ -108,6 +110,9 @@ def verify(folder: Path, source: Path | None = None) -> VerifyReport:
     except CheckpointError as error:
         problems.append(str(error))
         return report
+    draft = describe_draft_vocab(folder, config.vocab_size) or {}
+    if "problem" in draft:
+        problems.append(draft["problem"])
     if original is not None:
         problems += original.missing_from(stored)
     for name in _names(stored):

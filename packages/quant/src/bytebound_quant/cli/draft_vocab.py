@@ -26,7 +26,9 @@ def draft_vocab(
     out: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--out", help="File to write; by default draft_vocab.safetensors in MODEL."
+            "-o",
+            "--out",
+            help="File to write; by default draft_vocab.safetensors in MODEL if that is a folder.",
         ),
     ] = None,
     chat_template: Annotated[
@@ -44,15 +46,20 @@ def draft_vocab(
     if plot is not None and plot.suffix not in PLOT_SUFFIXES:
         raise UsageError(f"--plot {plot}: expected a name that ends in {', '.join(PLOT_SUFFIXES)}")
     from bytebound.config import ModelConfig
-    from bytebound.names import resolve_model
-    from bytebound.text.tokenizer import load_tokenizer
+    from bytebound.names import KNOWN_NAMES, resolve_model
 
     from bytebound_quant import draft_vocab as vocabularies
     from bytebound_quant.cli.running import text_sources
+    from bytebound_quant.vocabulary import matching_tokenizer
 
+    if out is None and model in KNOWN_NAMES:
+        raise UsageError(
+            f"{model!r} names a shipped model, whose folder belongs to the installed package; say "
+            "with -o/--out which file to write"
+        )
     folder = resolve_model(model)
     config = ModelConfig.from_folder(folder)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = matching_tokenizer(folder, config.vocab_size)
     if tokenizer is None:
         raise UsageError(f"{folder} holds no tokenizer; a draft vocabulary is counted in its ids")
     sources = text_sources(corpus)

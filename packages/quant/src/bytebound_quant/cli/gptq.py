@@ -75,7 +75,6 @@ def gptq(
     if dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
     from bytebound.settings import check_device, check_dtype
-    from bytebound.text.tokenizer import load_tokenizer
 
     from bytebound_quant.calibration import load_calibration
     from bytebound_quant.cli.running import run_job, text_sources
@@ -99,15 +98,14 @@ def gptq(
     opened = open_source(source)
     plan = make_plan(opened, PlanOptions(scheme, keep_head=keep_head, mtp_bits=mtp_bits))
     kind = check_dtype(None if dtype == "auto" else dtype, opened.config, where)
-    tokenizer = load_tokenizer(opened.folder)
-    if tokenizer is None:
+    if opened.tokenizer is None:
         raise SourceError(
             f"{opened.folder} holds no tokenizer, which calibration needs; add tokenizer.json, or "
             "use 'bytebound-quant rtn'"
         )
     calibration = load_calibration(
         text_sources(calib),
-        tokenizer,
+        opened.tokenizer,
         window=window,
         samples=samples,
         seed=seed,

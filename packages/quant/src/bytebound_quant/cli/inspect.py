@@ -78,6 +78,6 @@ def _draft_line(draft: dict[str, Any] | None) -> str:
     if draft is None:
         return "no draft vocabulary"
     if "problem" in draft:
-        return f"damaged: {one_line(draft['problem'])}"
+        return f"not usable: {one_line(draft['problem'])}"
     covered = "" if draft["coverage"] is None else f", {draft['coverage']:.2%} of its corpus"
     return f"{draft['ids']:,} of {draft['vocab_size']:,}{covered}"
