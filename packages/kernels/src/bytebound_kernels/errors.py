@@ -43,7 +43,7 @@ class InvalidArgumentError(KernelError, ValueError):
 
 
 class UnsupportedTensorError(KernelError, TypeError):
-    """An argument is no tensor: it shows neither a pointer nor an array interface."""
+    """An argument is no tensor (no pointer, no array interface), or not the record expected."""
 
 
 class UnsupportedDtypeError(KernelError, TypeError):
@@ -55,7 +55,7 @@ class UnsupportedShapeError(KernelError, ValueError):
 
 
 class UnsupportedLayoutError(KernelError, ValueError):
-    """The strides cannot be expressed, or two tensors overlap. A contiguous copy helps."""
+    """Strides or alignment that the op cannot use, or tensors that overlap. A copy helps."""
 
 
 class UnsupportedDeviceError(KernelError, ValueError):
