@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import bytebound_kernels as bk
 import pytest
 from bytebound_kernels import (
     CudaUnavailableError,
@@ -253,3 +254,20 @@ def test_a_plain_tensor_is_no_record(fake: Any, name: str, kind: str) -> None:
         UnsupportedTensorError, match=f"gdn_step: {name} is a FakeTensor; expected a {kind}"
     ):
         gdn_step(**arguments, commit=False)
+
+
+@pytest.mark.parametrize(
+    ("size", "arguments"),
+    [
+        (bk.argmax_workspace_bytes, (-1,)),
+        (bk.argmax_workspace_bytes, ("a",)),
+        (bk.sample_workspace_bytes, (1, -5)),
+        (bk.sample_workspace_bytes, (1.5, 5)),
+        (bk.logprobs_workspace_bytes, (1, 5, -1)),
+        (bk.speculative_sample_workspace_bytes, ("7",)),
+        (bk.attention_decode_workspace_bytes, (1, 2, -1)),
+    ],
+)
+def test_workspace_sizes_refuse_what_is_no_count(size, arguments) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"{size.__name__}: .* is .*; expected"):
+        size(*arguments)

@@ -4,6 +4,7 @@ from typing import Any, TypeVar
 
 from bytebound_kernels import _native
 from bytebound_kernels._check import (
+    check_integer,
     common_device,
     no_overlap,
     packed_view,
@@ -27,6 +28,7 @@ TensorT = TypeVar("TensorT")
 
 def argmax_workspace_bytes(rows: int) -> int:
     """Return the bytes of workspace that a call with this many rows needs."""
+    check_integer("argmax_workspace_bytes", "rows", rows, 0)
     return rows * _ROW_STATE_BYTES
 
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from bytebound_kernels import _native
 from bytebound_kernels._check import (
     check_finite,
+    check_integer,
     common_device,
     no_overlap,
     packed_view,
@@ -65,8 +66,10 @@ def attention_decode_workspace_bytes(rows: int, num_heads: int, max_positions: i
         ("num_heads", num_heads, _MAX_HEADS),
         ("max_positions", max_positions, _MAX_POSITIONS),
     ):
-        if not 1 <= value <= limit:
-            raise InvalidArgumentError(f"{_OP}: {name} is {value}; expected 1 to {limit}")
+        if check_integer("attention_decode_workspace_bytes", name, value, 1) > limit:
+            raise InvalidArgumentError(
+                f"attention_decode_workspace_bytes: {name} is {value}; expected 1 to {limit}"
+            )
     vectors = rows * num_heads
     pieces = vectors * _num_leaves(max_positions)
     return _aligned(pieces * 8) + pieces * _DH * 4

@@ -4,6 +4,7 @@ from typing import Any, TypeVar
 
 from bytebound_kernels import _native
 from bytebound_kernels._check import (
+    check_integer,
     common_device,
     no_overlap,
     packed_view,
@@ -28,6 +29,8 @@ TensorT = TypeVar("TensorT")
 
 def logprobs_workspace_bytes(rows: int, n: int, num_top: int) -> int:
     """Return the bytes of workspace for R rows of N logits and this many of the likeliest ids."""
+    for name, value in (("rows", rows), ("n", n), ("num_top", num_top)):
+        check_integer("logprobs_workspace_bytes", name, value, 0)
     return rows * (16 + -(-n // _SLICE) * (16 + 8 * num_top))
 
 

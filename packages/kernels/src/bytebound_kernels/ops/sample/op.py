@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from bytebound_kernels import _native
 from bytebound_kernels._check import (
+    check_integer,
     common_device,
     no_overlap,
     packed_view,
@@ -40,6 +41,8 @@ class Purpose(IntEnum):
 
 def sample_workspace_bytes(rows: int, n: int) -> int:
     """Return the bytes of workspace for R rows of N logits."""
+    for name, value in (("rows", rows), ("n", n)):
+        check_integer("sample_workspace_bytes", name, value, 0)
     bytes_of_slices = -(-n // _SLICE) * 8
     return rows * -(-(_STATE_BYTES + _HISTOGRAM_BYTES + bytes_of_slices) // 16) * 16
 

@@ -3,7 +3,13 @@
 from typing import Any, TypeVar
 
 from bytebound_kernels import _native
-from bytebound_kernels._check import common_device, no_overlap, packed_view, workspace_view
+from bytebound_kernels._check import (
+    check_integer,
+    common_device,
+    no_overlap,
+    packed_view,
+    workspace_view,
+)
 from bytebound_kernels._device import require_cuda
 from bytebound_kernels._stream import stream_handle
 from bytebound_kernels.errors import InvalidArgumentError, UnsupportedShapeError
@@ -20,6 +26,7 @@ TensorT = TypeVar("TensorT")
 
 def speculative_sample_workspace_bytes(n: int) -> int:
     """Return the bytes of workspace for a vocabulary of N ids."""
+    check_integer("speculative_sample_workspace_bytes", "n", n, 0)
     return 16 + -(-n // _SLICE) * 8
 
 
