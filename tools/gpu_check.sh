@@ -18,7 +18,8 @@
 #   SANITIZE_OPS  names for `--only` of packages/kernels/tests/sanitize.py; default: all
 #   BENCH_GROUPS  names for `--only` of the benchmark; default: all
 #   LIMIT         seconds for everything, default 540: what does not fit is ended or skipped
-# A step runs whatever the others gave, but for the build. Exit code 0: all passed.
+# A step runs whatever the others gave, but for the build. Exit code 0: nothing failed; what was
+# skipped is named at the end.
 # shellcheck disable=SC2317 # functions are called by name
 set -uo pipefail
 
