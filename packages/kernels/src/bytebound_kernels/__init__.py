@@ -43,8 +43,17 @@ from bytebound_kernels.ops.history_append import history_append
 from bytebound_kernels.ops.logit_adjust import logit_adjust
 from bytebound_kernels.ops.logprobs import logprobs, logprobs_workspace_bytes
 from bytebound_kernels.ops.rms_norm import rms_norm
-from bytebound_kernels.ops.sample import sample, sample_workspace_bytes
-from bytebound_kernels.ops.speculative_accept import speculative_accept
+from bytebound_kernels.ops.sample import Purpose, sample, sample_workspace_bytes
+from bytebound_kernels.ops.speculative_accept import (
+    CYCLE_HEADER,
+    CYCLE_NEXT_TOKEN,
+    CYCLE_NUM_ACCEPTED,
+    CYCLE_NUM_EMITTED,
+    CYCLE_POSITION,
+    CYCLE_TOTAL_EMITTED,
+    MAX_CYCLE_ROWS,
+    speculative_accept,
+)
 from bytebound_kernels.ops.speculative_sample import (
     speculative_sample,
     speculative_sample_workspace_bytes,
@@ -55,6 +64,13 @@ from bytebound_kernels.ops.w4_unpack import w4_unpack
 
 __all__ = [
     "ABI_VERSION",
+    "CYCLE_HEADER",
+    "CYCLE_NEXT_TOKEN",
+    "CYCLE_NUM_ACCEPTED",
+    "CYCLE_NUM_EMITTED",
+    "CYCLE_POSITION",
+    "CYCLE_TOTAL_EMITTED",
+    "MAX_CYCLE_ROWS",
     "CudaError",
     "CudaUnavailableError",
     "DeviceInfo",
@@ -64,6 +80,7 @@ __all__ = [
     "InvalidArgumentError",
     "KernelError",
     "PackedW4",
+    "Purpose",
     "UnsupportedDeviceError",
     "UnsupportedDtypeError",
     "UnsupportedLayoutError",
