@@ -1,7 +1,7 @@
 """The engine: one model, one sequence at a time, ids in and ids with text out.
 
-The decode loop in ``Engine._run`` is the same for every backend and every draft: guess, verify,
-accept, commit.
+A decoder (``decoder.py``) turns the prompt into tokens, a pass at a time; the engine admits requests
+and ends their answers.
 """
 
 import operator
@@ -18,7 +18,8 @@ import torch
 from bytebound.clock import RequestClock
 from bytebound.completion import Completion
 from bytebound.config import ModelConfig
-from bytebound.drafts.base import Draft, Proposal
+from bytebound.decoder import Decoder, HostDecoder, Step
+from bytebound.drafts.base import Draft
 from bytebound.errors import ContextOverflowError, InvalidRequestError, TokenizerMissingError
 from bytebound.executor import Executor
 from bytebound.loading import load_engine_parts
@@ -27,7 +28,6 @@ from bytebound.reading import Progress
 from bytebound.results import GenerationResult, StreamEvent, TokenLogprob
 from bytebound.sampling import Sampler, SamplingParams
 from bytebound.settings import check_integer
-from bytebound.speculation import accept
 from bytebound.text.tokenizer import Tokenizer
 
 
@@ -44,6 +44,7 @@ class Engine:
         *,
         draft: Draft | None = None,
         num_draft_tokens: int = 4,
+        decoder: Decoder | None = None,
         tokenizer: Tokenizer | None = None,
         config: ModelConfig | None = None,
         end_ids: Iterable[int] = (),
@@ -54,6 +55,7 @@ class Engine:
         self.executor = executor
         self.draft = draft
         self.num_draft_tokens = num_draft_tokens
+        self.decoder = decoder or HostDecoder(executor, draft, num_draft_tokens)
         self.end_ids = frozenset(end_ids)
         self.memory_plan = memory_plan
         self.bytes_per_token = bytes_per_token
@@ -222,40 +224,16 @@ class Engine:
             return self.executor.score(prompt).cpu()
 
     def _run(self, request: "_Request") -> Iterator[StreamEvent]:
-        """The decode loop: guess, verify, accept, commit."""
-        executor = self.executor
+        """One event for each pass of the model, until the completion ends."""
+        decoder = self.decoder
         with self._sequence_of(request), request.clock.prefill():
-            rows = self._prefill(request.prompt)
-            event = request.gain(Proposal(()), rows)
+            limit = request.completion.remaining
+            event = request.gain(decoder.begin(request.prompt, request.sampler, limit))
         yield request.counted(event, self.bytes_per_token)
         while event.finish_reason is None:
             with self._sequence_of(request), request.clock.decode():
-                proposal = self._propose(event.token_ids, request)
-                rows = executor.verify([event.token_ids[-1], *proposal.ids])
-                event = request.gain(proposal, rows)
-                executor.commit(len(event.token_ids))
+                event = request.gain(decoder.advance(event.token_ids))
             yield request.counted(event, self.bytes_per_token)
-
-    def _prefill(self, prompt: list[int]) -> torch.Tensor:
-        """Start the sequence over with ``prompt``; logits [1, vocab] of its last row."""
-        self.executor.reset()
-        if self.draft is not None:
-            self.draft.begin(prompt[0])
-        return self.executor.prefill(prompt, self.draft)[None]
-
-    def _propose(self, new_ids: tuple[int, ...], request: "_Request") -> Proposal:
-        """Show the draft the last step's tokens and ask it for guesses."""
-        if self.draft is None:
-            return Proposal(())
-        hidden = self.executor.last_hidden
-        self.draft.observe(new_ids, None if hidden is None else hidden[: len(new_ids)])
-        # The target adds one token of its own: guesses beyond remaining - 1 could never be used.
-        count = min(self.num_draft_tokens, request.completion.remaining - 1)
-        if count <= 0:
-            return Proposal(())
-        proposal = self.draft.propose(count, request.sampler)
-        proposal.check(self.draft.name, count, self.executor.vocab_size)
-        return proposal
 
     @contextmanager
     def _sequence_of(self, request: "_Request") -> Iterator[None]:
@@ -301,23 +279,21 @@ class _Request:
     completion: Completion
     clock: RequestClock = field(default_factory=RequestClock)
 
-    def gain(self, proposal: Proposal, rows: torch.Tensor) -> StreamEvent:
-        """Accept what one pass allows, token by token, until its end or the completion's."""
-        completion, sampler = self.completion, self.sampler
-        wants_logprobs = sampler.params.logprobs is not None
-        position = len(self.prompt) + len(completion.token_ids)
+    def gain(self, step: Step) -> StreamEvent:
+        """Take the tokens that a pass offers, until its end or the completion's."""
+        completion = self.completion
+        wants_logprobs = self.sampler.params.logprobs is not None
         tokens, delta, logprobs = list[int](), "", list[TokenLogprob]()
-        if completion.finish_reason is None:
-            for token in accept(proposal, rows, sampler, position):
-                if wants_logprobs:
-                    logprobs.append(sampler.token_logprob(rows[len(tokens)], token))
-                tokens.append(token)
-                delta += completion.push(token)
-                if completion.finish_reason is not None:
-                    break
-        # A guess that is refused is never the token drawn in its place.
-        stood = sum(map(operator.eq, tokens, proposal.ids))
-        self.clock.count(drafted=len(proposal.ids), accepted=stood)
+        for token in step.tokens if completion.finish_reason is None else ():
+            if wants_logprobs:
+                logprobs.append(step.logprob(len(tokens), token))
+            tokens.append(token)
+            delta += completion.push(token)
+            if completion.finish_reason is not None:
+                break
+        # A guess that is refused is never the token in its place.
+        stood = sum(map(operator.eq, tokens, step.guesses))
+        self.clock.count(drafted=len(step.guesses), accepted=stood)
         return StreamEvent(
             tuple(tokens),
             delta,
