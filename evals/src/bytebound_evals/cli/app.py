@@ -21,6 +21,8 @@ from bytebound_evals.cli.errors import (
     code_of,
     complain,
 )
+from bytebound_evals.cli.gate import gate
+from bytebound_evals.cli.throughput import throughput
 from bytebound_evals.errors import EvalError
 
 # typer builds on a click of its own or on the installed one, depending on its version; the parent
@@ -28,7 +30,7 @@ from bytebound_evals.errors import EvalError
 _PARSER_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
 # The name of a command is that of its function, "_" as "-".
-COMMANDS: list[Callable[..., int]] = []
+COMMANDS: list[Callable[..., int]] = [throughput, gate]
 if importlib.util.find_spec("bytebound_evals.cli.quality") is not None:
     COMMANDS += importlib.import_module("bytebound_evals.cli.quality").COMMANDS
 

@@ -1,0 +1,269 @@
+"""The rule of the gate: worse beyond the tolerance AND beyond noise, or not exact where it must be.
+
+Both sides are result files. Several files of one side are rounds of one measurement, as an A B A B
+run makes them: their samples are put together.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bytebound_evals.errors import IncomparableError
+from bytebound_evals.gate.noise import Change, change
+from bytebound_evals.results import Metric, Result
+
+CONDITIONS = ("gpu", "cpu", "driver", "power_limit_w", "threads")
+"""Fields of a machine that must be equal: with another card or driver there is no comparison."""
+REMARKED = ("cuda", "torch", "python")
+"""Fields whose difference is allowed and said."""
+DEFAULT_TOLERANCE_PCT = {"tok/s": 3.0, "GB/s": 3.0, "%": 3.0, "ms": 5.0, "us": 5.0, "s": 5.0}
+OTHER_TOLERANCE_PCT = 1.0
+SPEED_UNITS = frozenset(DEFAULT_TOLERANCE_PCT)
+ACCEPTANCE_FIELDS = frozenset({"accepted_per_step", "acceptance", "accept_len"})
+FAILING = frozenset({"SLOWER", "WORSE", "NOT EXACT", "MISSING"})
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One metric on both sides, and what the gate says of it."""
+
+    name: str
+    unit: str
+    case: str
+    base: Metric | None
+    head: Metric | None
+    tol_pct: float
+    change: Change | None
+    percent_of_limit: float | None
+    verdict: str
+    """ok, faster, better, noisy, SLOWER, WORSE, NOT EXACT, MISSING, new, or waived."""
+    reason: str = ""
+
+    @property
+    def fails(self) -> bool:
+        """Whether this row fails the gate."""
+        return self.verdict in FAILING
+
+    @property
+    def is_acceptance(self) -> bool:
+        """How often guesses stand: in rows of its own, so that it cannot hide in tokens per second.
+
+        Where it changed, ``step_ms`` says what a step costs without it.
+        """
+        return self.name.rsplit(".", 1)[-1] in ACCEPTANCE_FIELDS
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row for JSON."""
+        return {
+            "metric": self.name,
+            "unit": self.unit,
+            "base": None if self.base is None else self.base.median,
+            "head": None if self.head is None else self.head.median,
+            "ratio": None if self.change is None else self.change.ratio,
+            "interval": None if self.change is None else [self.change.low, self.change.high],
+            "tol_pct": self.tol_pct,
+            "verdict": self.verdict,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All rows, and remarks about conditions that differ and may."""
+
+    rows: tuple[Row, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether any row fails."""
+        return any(row.fails for row in self.rows)
+
+
+def merged(results: Sequence[Result]) -> Result:
+    """Rounds of one measurement as one result.
+
+    Raises:
+        IncomparableError: the rounds are not of one machine, commit, set of metrics and cases.
+    """
+    first = results[0]
+    for other in results[1:]:
+        _same_machine(first, other, "two rounds of one side")
+        if other.commit != first.commit:
+            raise IncomparableError(
+                f"rounds of one side are of commits {first.commit} and {other.commit}"
+            )
+        if other.metrics.keys() != first.metrics.keys():
+            odd = sorted(other.metrics.keys() ^ first.metrics.keys())
+            raise IncomparableError(f"rounds of one side differ in their metrics: {', '.join(odd)}")
+        for name, metric in first.metrics.items():
+            _same_case(name, metric, other.metrics[name])
+    metrics = {
+        name: replace(
+            metric,
+            samples=tuple(s for result in results for s in result.metrics[name].samples),
+        )
+        for name, metric in first.metrics.items()
+    }
+    return replace(first, metrics=metrics)
+
+
+def compare(
+    base: Result, head: Result, *, waivers: Mapping[str, str] | None = None, widen: float = 1.0
+) -> Comparison:
+    """Every metric of either side.
+
+    ``waivers``: reasons by metric, for changes that are meant. ``widen`` multiplies tolerances, for
+    a comparison with a stored result instead of a run by turns.
+
+    Raises:
+        IncomparableError: another card, driver or case; nothing measured on a side; a waiver for a
+            metric that is not there.
+    """
+    for side, result in (("baseline", base), ("head", head)):
+        if result.not_measured is not None:
+            raise IncomparableError(f"the {side} was not measured: {result.not_measured}")
+    _same_machine(base, head, "baseline and head")
+    waived = dict(waivers or {})
+    names = [*base.metrics, *(name for name in head.metrics if name not in base.metrics)]
+    unknown = sorted(waived.keys() - set(names))
+    if unknown:
+        raise IncomparableError(f"a waiver names {unknown[0]}, which is no metric here")
+    rows = tuple(
+        _row(name, base.metrics.get(name), head.metrics.get(name), head, waived, widen)
+        for name in names
+    )
+    remarks = tuple(
+        f"{field}: {base.machine.get(field)} in the baseline, {head.machine.get(field)} in head"
+        for field in REMARKED
+        if base.machine.get(field) != head.machine.get(field)
+    )
+    return Comparison(rows, remarks)
+
+
+def _row(
+    name: str,
+    base: Metric | None,
+    head: Metric | None,
+    result: Result,
+    waivers: Mapping[str, str],
+    widen: float,
+) -> Row:
+    some = base or head
+    if some is None:
+        raise ValueError(f"{name} is on neither side")
+    tolerance = tolerance_pct(some) * widen
+    limit = result.metrics.get(f"{name.rpartition('.')[0]}.percent_of_limit")
+    moved: Change | None = None
+    if base is None:
+        verdict = "new"
+    elif head is None:
+        verdict = "MISSING"
+    else:
+        _same_case(name, base, head)
+        moved = change(base.samples, head.samples) if base.median else None
+        verdict = verdict_of(base, head, moved, tolerance)
+    reason = ""
+    if verdict in FAILING and name in waivers:
+        verdict, reason = "waived", waivers[name]
+    return Row(
+        name=name,
+        unit=some.unit,
+        case=_case_text(some.case),
+        base=base,
+        head=head,
+        tol_pct=tolerance,
+        change=moved,
+        percent_of_limit=None if limit is None or limit is head else limit.median,
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def tolerance_pct(metric: Metric) -> float:
+    """The metric's own tolerance, else that of its unit."""
+    if metric.tol_pct is not None:
+        return metric.tol_pct
+    return DEFAULT_TOLERANCE_PCT.get(metric.unit, OTHER_TOLERANCE_PCT)
+
+
+def verdict_of(base: Metric, head: Metric, moved: Change | None, tol_pct: float) -> str:
+    """What one metric's change is; ``moved`` None: the baseline's median is 0."""
+    if tol_pct == 0:  # exactness: the worst sample counts, and noise is no excuse
+        worst = min if base.better == "higher" else max
+        gain = worst(head.samples) - worst(base.samples)
+        gain = gain if base.better == "higher" else -gain
+        return "NOT EXACT" if gain < 0 else "better" if gain > 0 else "ok"
+    speed = base.unit in SPEED_UNITS
+    if moved is None:
+        delta = head.median if base.better == "higher" else -head.median
+        return "ok" if delta == 0 else "better" if delta > 0 else "WORSE"
+    gain_pct = 100 * (moved.ratio - 1) * (1 if base.better == "higher" else -1)
+    if abs(gain_pct) <= tol_pct:
+        return "ok"
+    if not moved.is_significant:
+        return "noisy"
+    if gain_pct > 0:
+        return "faster" if speed else "better"
+    return "SLOWER" if speed else "WORSE"
+
+
+def spread_pct(metric: Metric) -> float:
+    """Highest minus lowest sample, in percent of the median."""
+    middle = statistics.median(metric.samples)
+    return 100 * (max(metric.samples) - min(metric.samples)) / abs(middle) if middle else 0.0
+
+
+def parse_waivers(text: str) -> dict[str, str]:
+    """Lines ``perf-waiver: METRIC REASON`` of a pull request's text.
+
+    Raises:
+        IncomparableError: a line without a metric or without a reason.
+    """
+    waivers = {}
+    for line in text.splitlines():
+        head, sign, rest = line.strip().partition(":")
+        if not sign or head.lower() != "perf-waiver":
+            continue
+        metric, _, reason = rest.strip().partition(" ")
+        if not metric or not reason.strip():
+            raise IncomparableError(
+                f"waiver {line.strip()!r}: expected 'perf-waiver: METRIC REASON'"
+            )
+        waivers[metric] = reason.strip()
+    return waivers
+
+
+def _same_machine(one: Result, other: Result, what: str) -> None:
+    for field in CONDITIONS:
+        mine, theirs = one.machine.get(field), other.machine.get(field)
+        if _plain(mine) != _plain(theirs):
+            raise IncomparableError(
+                f"{what} are of different machines: {field} is {mine!r} and {theirs!r}; measure "
+                "both on one"
+            )
+
+
+def _same_case(name: str, one: Metric, other: Metric) -> None:
+    if dict(one.case) == dict(other.case) and (one.unit, one.better) == (other.unit, other.better):
+        return
+    odd = [
+        f"{key} {one.case.get(key)!r} and {other.case.get(key)!r}"
+        for key in {**one.case, **other.case}
+        if one.case.get(key) != other.case.get(key)
+    ] or ["unit or direction"]
+    raise IncomparableError(f"{name}: measured under different conditions: {'; '.join(odd)}")
+
+
+def _plain(value: Any) -> Any:
+    """700, "700" and "700.00" are one power limit."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
+
+
+def _case_text(case: Mapping[str, Any]) -> str:
+    shown: Iterable[str] = (f"{key} {value}" for key, value in case.items())
+    return ", ".join(shown)
