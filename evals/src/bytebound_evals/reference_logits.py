@@ -104,7 +104,7 @@ class StoredReference:
             values = np.fromfile(path, dtype="<f4")
         except OSError as error:
             raise CacheError(f"{path} cannot be read: {error.strerror or error}") from error
-        if hashlib.sha256(values).hexdigest() != self._record["files"][index]:
+        if hashlib.sha256(values.data).hexdigest() != self._record["files"][index]:
             raise CacheError(f"{path} is damaged; remove {self._folder} and run again")
         return torch.from_numpy(values).view(len(self._text.windows[index].targets), -1)
 

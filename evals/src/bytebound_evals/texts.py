@@ -119,9 +119,9 @@ def column(source: CalibrationSource, field: str | None = None) -> Iterator[str]
     Raises:
         SourceError: the source cannot be read, lacks the column, or a row holds no text.
     """
-    if field is not None:
-        source = CalibrationSource(source.kind, source.path, source.config, source.split, field)
     try:
+        if field is not None:
+            source = CalibrationSource(source.kind, source.path, source.config, source.split, field)
         rows: Iterable[object] = documents(source, chat_template=False)
         for row in rows:
             yield str(row)
