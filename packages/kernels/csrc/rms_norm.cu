@@ -1,18 +1,12 @@
-// RMSNorm with "1 + w": one block per row, so a row never meets another row.
-//
-//   chunk (8 elements)   0    1    2   ...  P-1 |  P   P+1  ...      P = threads of the block
-//   thread               0    1    2   ...  P-1 |  0    1   ...
-//
-// A thread adds its chunks in ascending order, then the block adds its threads in a fixed tree.
-// P depends on D alone. The price of one block per row: at T = 1 a single multiprocessor works, and
-// the kernel takes as long as two memory latencies.
+// RMSNorm with "1 + w": one block per row, as cuda/rms.cuh shares it out, so a row never meets
+// another row. The price: at T = 1 a single multiprocessor works, and the kernel takes as long as
+// two memory latencies.
 #include "rms_norm.h"
 
-#include "cuda/chunk.cuh"
 #include "cuda/dependent.cuh"
 #include "cuda/device_guard.h"
 #include "cuda/launch.h"
-#include "cuda/reduce.cuh"
+#include "cuda/rms.cuh"
 
 namespace bytebound {
 namespace {
@@ -30,24 +24,6 @@ struct KernelArgs {
   int d;                        // in elements
   float eps;
 };
-
-// Written as fmaf so that the compiler has no choice of rounding to make.
-__device__ __forceinline__ float add_squares(float sum, const float (&b_x)[kChunk]) {
-#pragma unroll
-  for (int j = 0; j < kChunk; ++j) {
-    sum = fmaf(b_x[j], b_x[j], sum);
-  }
-  return sum;
-}
-
-__device__ __forceinline__ void normalise(float (&b_x)[kChunk],
-                                          const float (&b_weight)[kChunk],
-                                          float inverse_rms) {
-#pragma unroll
-  for (int j = 0; j < kChunk; ++j) {
-    b_x[j] = (b_x[j] * inverse_rms) * (1.0f + b_weight[j]);
-  }
-}
 
 template <typename T, typename W, typename O, bool kVector>
 __global__ void __launch_bounds__(kMaxBlockThreads, 1) rms_norm_kernel(KernelArgs<T, W, O> args) {
@@ -72,26 +48,16 @@ __global__ void __launch_bounds__(kMaxBlockThreads, 1) rms_norm_kernel(KernelArg
     load_chunk<kVector>(p_x, i, d, b_more);
     sum = add_squares(sum, b_more);
   }
-  const float mean = block_sum_once(sum) / static_cast<float>(d);
-  // Correctly rounded, so the same on every architecture; rsqrtf is not.
-  const float inverse_rms = __frsqrt_rn(mean + args.eps);
+  const float factor = inverse_rms(block_sum_once(sum), d, args.eps);
 
-  normalise(b_x, b_weight, inverse_rms);
+  normalise(b_x, b_weight, factor);
   store_chunk<kVector>(p_out, i_first, d, b_x);
   for (int i = i_first + step; i < d; i += step) {
     load_chunk<kVector>(p_x, i, d, b_x);
     load_chunk<kVector>(args.p_weight, i, d, b_weight);
-    normalise(b_x, b_weight, inverse_rms);
+    normalise(b_x, b_weight, factor);
     store_chunk<kVector>(p_out, i, d, b_x);
   }
-}
-
-// Enough threads for one chunk each or, in a longer row, for equally many chunks each.
-int threads_for(std::int64_t d) {
-  const std::int64_t chunks = (d + kChunk - 1) / kChunk;
-  const std::int64_t rounds = (chunks + kMaxBlockThreads - 1) / kMaxBlockThreads;
-  const std::int64_t threads = (chunks + rounds - 1) / rounds;
-  return static_cast<int>((threads + kWarp - 1) / kWarp * kWarp);
 }
 
 template <typename T>
@@ -115,7 +81,7 @@ Status run(const RmsNormParams& p, void* stream) {
                       is_vector_row<W>(p.weight, 0, 1);
   const auto kernel = vector ? rms_norm_kernel<T, W, O, true> : rms_norm_kernel<T, W, O, false>;
   const dim3 grid(static_cast<unsigned>(p.rows));
-  const dim3 block(threads_for(p.d));
+  const dim3 block(rms_threads(p.d));
   LaunchOptions options;
   options.overlap_previous = true;
   return launch_with(options, kernel, grid, block, stream, args);

@@ -21,6 +21,7 @@ from bytebound_kernels import (
     attention_decode_workspace_bytes,
     gdn_step,
     rms_norm,
+    rms_norm_project,
 )
 from bytebound_kernels.bench.memory import CupyBackend, DeviceArray, TorchBackend, device_array
 from sanitize_dense_matvec import run_dense_matvec
@@ -152,6 +153,22 @@ def run_rms_norm(backend: CupyBackend | TorchBackend) -> int:
     return launches
 
 
+def run_rms_norm_project(backend: CupyBackend | TorchBackend) -> int:
+    """Each number of features of a block, with a rest, and rows longer than a block at once."""
+    launches = 0
+    for dtype in ("float16", "bfloat16"):
+        for rows, n, d in ((1, 7, 64), (3, 50, 320), (8, 97, 1024), (2, 5, 8256), (16, 33, 192)):
+            rms_norm_project(
+                exact(backend, (rows, d), "float32"),
+                exact(backend, (d,), "float32"),
+                exact(backend, (n, d), dtype),
+                out=exact(backend, (rows, d), dtype),
+                projected=exact(backend, (rows, n), dtype),
+            )
+            launches += 1
+    return launches
+
+
 def run_read_bandwidth(backend: CupyBackend | TorchBackend) -> int:
     """Not a multiple of what the grid reads at once, so that the tail runs too."""
     num_bytes = (20 << 20) + 16
@@ -175,6 +192,7 @@ def run_prefill(backend: CupyBackend | TorchBackend) -> int:
 RUNS: dict[str, Callable[[CupyBackend | TorchBackend], int]] = {
     "read_bandwidth": run_read_bandwidth,
     "rms_norm": run_rms_norm,
+    "rms_norm_project": run_rms_norm_project,
     "gdn_step": run_gdn_step,
     "attention_decode": run_attention_decode,
     "dense_matvec": run_dense_matvec,

@@ -33,6 +33,7 @@ void bind_logit_adjust(pybind11::module_& m);
 void bind_logprobs(pybind11::module_& m);
 void bind_read_bandwidth(pybind11::module_& m);
 void bind_rms_norm(pybind11::module_& m);
+void bind_rms_norm_project(pybind11::module_& m);
 void bind_sample(pybind11::module_& m);
 void bind_speculative_accept(pybind11::module_& m);
 void bind_speculative_sample(pybind11::module_& m);

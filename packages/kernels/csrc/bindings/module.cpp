@@ -95,6 +95,7 @@ PYBIND11_MODULE(_native, m) {
   bind_logprobs(m);
   bind_read_bandwidth(m);
   bind_rms_norm(m);
+  bind_rms_norm_project(m);
   bind_sample(m);
   bind_speculative_accept(m);
   bind_speculative_sample(m);

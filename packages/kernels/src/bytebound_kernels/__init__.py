@@ -43,6 +43,7 @@ from bytebound_kernels.ops.history_append import history_append
 from bytebound_kernels.ops.logit_adjust import logit_adjust
 from bytebound_kernels.ops.logprobs import logprobs, logprobs_workspace_bytes
 from bytebound_kernels.ops.rms_norm import rms_norm
+from bytebound_kernels.ops.rms_norm_project import rms_norm_project
 from bytebound_kernels.ops.sample import Purpose, sample, sample_workspace_bytes
 from bytebound_kernels.ops.speculative_accept import (
     CYCLE_HEADER,
@@ -109,6 +110,7 @@ __all__ = [
     "matvec_workspace_bytes",
     "require_cuda",
     "rms_norm",
+    "rms_norm_project",
     "sample",
     "sample_workspace_bytes",
     "speculative_accept",

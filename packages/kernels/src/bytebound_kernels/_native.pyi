@@ -259,6 +259,25 @@ def rms_norm(
     device: int,
     stream: int,
 ) -> None: ...
+def rms_norm_project(
+    x: int,
+    weight: int,
+    projection: int,
+    out: int,
+    projected: int,
+    *,
+    x_row_stride: int,
+    projection_row_stride: int,
+    out_row_stride: int,
+    projected_row_stride: int,
+    rows: int,
+    n: int,
+    d: int,
+    dtype: int,
+    eps: float,
+    device: int,
+    stream: int,
+) -> None: ...
 def read_bandwidth(memory: int, sink: int, *, num_bytes: int, device: int, stream: int) -> None: ...
 def l2_persist_limits(device: int) -> tuple[int, int]: ...  # set-aside and window, in bytes
 def l2_persist(  # returns the bytes that are set aside

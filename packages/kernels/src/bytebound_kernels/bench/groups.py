@@ -48,6 +48,12 @@ class Group:
 
 GROUPS = (
     Group("rms_norm", "RMSNorm", "cases", "measure_rms_norms"),
+    Group(
+        "rms_norm_project",
+        "RMSNorm with a small product",
+        "rms_norm_project",
+        "measure_rms_norm_project",
+    ),
     Group("w4", "4-bit matrix times a few rows", "w4_matvec", "measure_w4_matvec"),
     Group("dense", "16-bit matrix times a few rows", "dense_matvec", "measure_dense_matvec"),
     Group("gdn_step", "Gated DeltaNet of a decode step", "gdn_step", "measure_gdn_step"),
