@@ -89,6 +89,29 @@ def test_lengths_and_positions(t, position, assert_close) -> None:
     check(arguments(t, position=position), assert_close)
 
 
+@pytest.mark.parametrize("position", [0, 37], ids=lambda p: f"p{p}")
+@pytest.mark.parametrize("cache", ["bfloat16", "float8_e4m3fn"])
+def test_every_length_to_200(cache, position, assert_close) -> None:
+    """A row sees none that follows: one run in float64 over 200 rows holds the outputs of all."""
+    whole = arguments(200, cache=cache, nh=2, nkv=1, position=position)
+    expected = attention_decode_reference(**copied(whole))
+    full = copied(whole)
+    check(full, assert_close)
+    for t in range(1, 201):
+        args = copied(whole) | {name: whole[name][:t] for name in ("q_gate", "k", "v")}
+        assert_close(f"out T{t}", expected[:t], run(args), 5e-3)
+        for name in [name for name in args if name.endswith(("_cache", "_scale"))]:
+            end = position + t
+            assert same_bits(args[name][:, :end], full[name][:, :end]), f"{name} T{t}"
+            assert args[name][:, end:].float().isnan().all(), f"{name} T{t} beyond the rows"
+
+
+@pytest.mark.parametrize(("t", "position"), [(1999, 0), (2050, 131), (4099, 7)])
+@pytest.mark.parametrize("cache", ["bfloat16", "float8_e4m3fn"])
+def test_long(cache, t, position, assert_close) -> None:
+    check(arguments(t, cache=cache, nh=2, nkv=1, position=position), assert_close)
+
+
 @pytest.mark.parametrize("position", [0, 777], ids=lambda p: f"p{p}")
 @pytest.mark.parametrize("cache", ["float16", "bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -124,6 +147,21 @@ def test_two_passes_equal_one(cache, assert_close) -> None:
     assert_close("out", out, torch.cat(parts), 5e-3)
     for name in ("k_cache", "v_cache"):
         assert same_bits(alone[name][:, :600], whole[name][:, :600])
+
+
+@pytest.mark.parametrize("step", [64, 100, 512])
+def test_a_prompt_in_steps_of_any_length(step, assert_close) -> None:
+    whole = arguments(3000, nh=2, nkv=1)
+    alone = copied(whole)
+    out = run(alone)
+    parts = []
+    for start in range(0, 3000, step):
+        rows = {n: whole[n][start : start + step] for n in ("q_gate", "k", "v")}
+        parts.append(run(whole | rows | {"position": start}))
+    assert_close("out", out, torch.cat(parts), 5e-3)
+    assert_close("last row", out[-1], parts[-1][-1], 5e-3)
+    for name in ("k_cache", "v_cache"):
+        assert same_bits(alone[name], whole[name])
 
 
 @pytest.mark.parametrize("cache", ["bfloat16", "float8_e4m3fn"])

@@ -54,6 +54,18 @@ def test_an_id_outside_the_table_is_a_row_of_nan(dtype, out_dtype) -> None:
 
 
 @pairs
+def test_what_is_not_finite_stays_in_its_row(dtype, out_dtype) -> None:
+    table, ids = random((N, 1000), dtype), random_ids(7)
+    ids[3] = 11
+    ids[[0, 1, 2, 4, 5, 6]] += ids[[0, 1, 2, 4, 5, 6]] == 11
+    table[11, 5], table[11, 999] = float("nan"), float("inf")
+    out = poisoned((7, 1000), out_dtype)
+    embedding_gather(ids, table, out=out)
+    assert torch.equal(out.isnan().nonzero(), torch.tensor([[3, 5]], device="cuda"))
+    assert torch.equal(out.isinf().nonzero(), torch.tensor([[3, 999]], device="cuda"))
+
+
+@pairs
 def test_strides_and_alignment_and_nothing_else_is_written(dtype, out_dtype) -> None:
     table, ids = random((N, 1000), dtype), random_ids(7)
     expected = embedding_gather_reference(ids, table, dtype=getattr(torch, out_dtype))

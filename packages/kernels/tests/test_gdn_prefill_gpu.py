@@ -53,14 +53,14 @@ def same_bits(a, b):
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-@dtypes
-def test_every_length_to_200(dtype, assert_close) -> None:
-    """One float64 run over 200 tokens holds the outputs of all; states come from runs up to t."""
-    whole = arguments(200, dtype)
+def check_lengths(lengths, dtype, assert_close):
+    """One float64 run over all tokens holds the outputs of all; states come from runs up to t."""
+    longest = max(lengths)
+    whole = arguments(longest, dtype)
     state, window = whole["state"].clone(), whole["conv_window"].clone()
     expected, states = [], []
     running = dict(whole)
-    for t in range(200):
+    for t in range(longest):
         out, running["state"], running["conv_window"] = gdn_prefill_reference(
             **rows(running, slice(t, t + 1))
         )
@@ -68,15 +68,30 @@ def test_every_length_to_200(dtype, assert_close) -> None:
         states.append(running["state"])
     expected = torch.cat(expected)
     history = torch.cat((window.T.double(), whole["qkv"].double()))
-    for t in range(1, 201):
+    for t in lengths:
         args = rows(whole, slice(0, t)) | {"state": state.clone(), "conv_window": window.clone()}
-        out = run(args)
+        wide = torch.full((t + 2, args["z"].shape[1]), float("nan"), device="cuda").to(
+            args["z"].dtype
+        )
+        out = gdn_prefill(**args, out=wide[1:-1]).clone()
         assert_close(f"out T{t}", expected[:t], out, OUT_TOLERANCE[dtype])
         assert_close(f"state T{t}", states[t - 1], args["state"], STATE_TOLERANCE[dtype])
         assert torch.equal(args["conv_window"].double(), history[t : t + 3].T), f"window T{t}"
+        assert wide[[0, -1]].isnan().all(), f"written outside at T{t}"
 
 
-@pytest.mark.parametrize(("t", "h", "hv"), [(2048, 2, 6), (1999, 16, 48), (1000, 1, 3)])
+@dtypes
+def test_every_length_to_200(dtype, assert_close) -> None:
+    check_lengths(range(1, 201), dtype, assert_close)
+
+
+def test_lengths_around_the_ends_of_later_chunks(assert_close) -> None:
+    check_lengths([*range(253, 260), *range(285, 324)], "bfloat16", assert_close)
+
+
+@pytest.mark.parametrize(
+    ("t", "h", "hv"), [(2048, 2, 6), (1999, 16, 48), (1000, 1, 3), (8191, 1, 3)]
+)
 def test_long(t, h, hv, assert_close) -> None:
     args = arguments(t, h=h, hv=hv)
     expected = gdn_prefill_reference(**args, dtype=torch.float64)
@@ -120,6 +135,17 @@ def test_two_passes_equal_one(split, assert_close) -> None:
     out = run(whole)
     first, second = run(rows(parts, slice(0, split))), run(rows(parts, slice(split, None)))
     assert_close("out", out, torch.cat((first, second)), 5e-3)
+    assert_close("state", whole["state"], parts["state"], 1e-3)
+    assert torch.equal(whole["conv_window"], parts["conv_window"])
+
+
+@pytest.mark.parametrize("step", [64, 100, 512])
+def test_a_prompt_in_steps_of_any_length(step, assert_close) -> None:
+    whole, parts = arguments(3000), arguments(3000)
+    out = run(whole)
+    pieces = [run(rows(parts, slice(i, i + step))) for i in range(0, 3000, step)]
+    assert_close("out", out, torch.cat(pieces), 5e-3)
+    assert_close("last row", out[-1], pieces[-1][-1], 5e-3)
     assert_close("state", whole["state"], parts["state"], 1e-3)
     assert torch.equal(whole["conv_window"], parts["conv_window"])
 

@@ -3,11 +3,14 @@
 So a call that an op refuses, and an op that is left out, are found before a GPU is at hand.
 """
 
+import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bytebound_kernels import _native
+from bytebound_kernels import CudaUnavailableError, _device, _native, ops
 
 
 @pytest.mark.skipif(not _native.built_with_cuda, reason="this build has no CUDA code")
@@ -21,3 +24,40 @@ def test_every_launcher_is_run_and_every_call_is_accepted(
         if name != "prefill":  # its tensors are PyTorch's, and its kernels are Triton's
             assert run(fake_backend) > 0, name
     assert [name for name, count in launches.items() if count == 0] == []
+
+
+@pytest.mark.skipif(not _native.built_with_cuda, reason="this build has no CUDA code")
+def test_every_op_refuses_a_card_that_the_build_has_no_code_for(
+    monkeypatch: pytest.MonkeyPatch, launches: dict[str, int], fake_backend: Any
+) -> None:
+    """The first call of each op, tried on such a card before it is made."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    import sanitize
+
+    usable = _device._availability
+    refused: set[str] = set()
+
+    def strict(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **keywords: Any) -> Any:
+            if name not in refused:
+                blocked = replace(usable(), problem_of_device={0: "no code for card 0"})
+                before = dict(launches)
+                monkeypatch.setattr(_device, "_availability", lambda: blocked)
+                with pytest.raises(CudaUnavailableError, match=f"{name}: .*no code for card 0"):
+                    op(*args, **keywords)
+                monkeypatch.setattr(_device, "_availability", usable)
+                assert launches == before, f"{name} was launched"
+                refused.add(name)
+            return op(*args, **keywords)
+
+        return call
+
+    names = {node.parent.name for node in Path(ops.__file__).parent.glob("*/op.py")} | {"w4_pack"}
+    modules = [module for name, module in sys.modules.items() if name.startswith("sanitize")]
+    for module in modules:
+        for name in names & set(vars(module)):
+            monkeypatch.setattr(module, name, strict(name, getattr(module, name)))
+    for name, run in sanitize.RUNS.items():
+        if name not in ("prefill", "read_bandwidth"):
+            run(fake_backend)
+    assert refused == names

@@ -152,6 +152,25 @@ def test_what_is_not_finite_stays_in_its_row(dtype, rows, value, workspace) -> N
     assert same_bits(out[others], clean[others])
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@schemes
+@dtypes
+def test_a_scale_that_is_not_finite_stays_in_its_feature(
+    dtype, asymmetric, value, workspace
+) -> None:
+    codes, scale, zero = stored(500, 640, asymmetric=asymmetric)
+    x, results = activations(130, 640, dtype), []
+    for one in (scale[77, 2].clone(), value):
+        scale[77, 2] = one
+        weight = PackedW4(pack_reference(codes, scale, zero), 500, 640, asymmetric=asymmetric)
+        results.append(poisoned(130, 500, dtype))
+        w4_matmul(x, weight, out=results[-1], workspace=workspace)
+    clean, out = results
+    assert not out[:, 77].isfinite().any()
+    others = torch.arange(500, device="cuda") != 77
+    assert same_bits(out[:, others], clean[:, others])
+
+
 @dtypes
 def test_large_and_small_activations(dtype, workspace, assert_close) -> None:
     weight = weight_of(256, 640)
@@ -224,6 +243,19 @@ def test_unpacking_is_exact_but_for_one_rounding(
     assert w4_unpack(weight, out=out) is out
     # float32 holds the product exactly, so that there is one rounding here as well.
     assert torch.equal(out, w4_unpack_reference(weight).float().to(out.dtype))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@schemes
+def test_unpacking_keeps_what_is_not_finite_in_its_group(asymmetric, value) -> None:
+    codes, scale, zero = stored(200, 640, asymmetric=asymmetric)
+    scale[77, 2] = value
+    weight = PackedW4(pack_reference(codes, scale, zero), 200, 640, asymmetric=asymmetric)
+    out = poisoned(200, 640, "float16")
+    w4_unpack(weight, out=out)
+    bad = torch.zeros(200, 640, dtype=torch.bool, device="cuda")
+    bad[77, 256:384] = True
+    assert torch.equal(out.isfinite(), ~bad)
 
 
 def test_unpacking_into_a_wider_tensor_writes_nothing_else() -> None:

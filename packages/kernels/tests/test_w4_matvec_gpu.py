@@ -175,6 +175,25 @@ def test_what_is_not_finite_stays_in_its_row(dtype, value, workspace) -> None:
     assert same_bits(out[others], clean[others])
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@schemes
+@dtypes
+def test_a_scale_that_is_not_finite_stays_in_its_feature(
+    dtype, asymmetric, value, workspace
+) -> None:
+    codes, scale, zero = stored(500, 640, asymmetric=asymmetric)
+    x, results = activations(8, 640, dtype), []
+    for one in (scale[77, 2].clone(), value):
+        scale[77, 2] = one
+        weight = PackedW4(pack_reference(codes, scale, zero), 500, 640, asymmetric=asymmetric)
+        results.append(poisoned(8, 500, dtype))
+        w4_matvec(x, weight, out=results[-1], workspace=workspace)
+    clean, out = results
+    assert not out[:, 77].isfinite().any()
+    others = torch.arange(500, device="cuda") != 77
+    assert same_bits(out[:, others], clean[:, others])
+
+
 @dtypes
 def test_large_and_small_activations(dtype, workspace, assert_close) -> None:
     weight = weight_of(256, 640)
