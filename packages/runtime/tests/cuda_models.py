@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from bytebound.checkpoint import load_checkpoint
 from bytebound.config import ModelConfig
+from bytebound.cuda.executor import CudaExecutor
+from bytebound.cuda.mtp import CudaMtpDraft, MtpHead
 from bytebound.drafts import Proposal
 from bytebound.reference.executor import ReferenceExecutor
 
@@ -30,6 +32,23 @@ SHAPE: dict[str, Any] = {
 }
 # bfloat16 keeps 8 bits: 2^-9 of a value, rounded some ten times a layer over a few layers.
 TOLERANCE = 2e-2
+
+
+# Ways to choose tokens that a request may ask for.
+REQUESTS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "greedy, penalties": {
+        "repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2,
+    },
+    "greedy, bias": {"logit_bias": {5: 4.0, 17: 6.5, 40: -100.0, 41: -5.0}, "logprobs": 4},
+    "sampled": {"temperature": 1.0, "seed": 3},
+    "sampled, cut": {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.02, "seed": -7},
+    "sampled, all": {
+        "temperature": 1.5, "top_p": 0.95, "repetition_penalty": 1.2, "frequency_penalty": 0.6,
+        "logit_bias": {9: 3.0, 11: -100.0}, "seed": 2**64 - 1, "logprobs": 0, "min_tokens": 30,
+        "ignore_eos": False,
+    },
+}  # fmt: skip
 
 
 def with_head(module: str) -> bool:
@@ -88,6 +107,19 @@ def relative_error(expected: torch.Tensor, got: torch.Tensor) -> float:
     expected, got = expected.double().cpu(), got.double().cpu()
     assert got.isfinite().all()
     return float((expected - got).square().mean().sqrt() / expected.square().mean().sqrt())
+
+
+def mtp_draft(executor: CudaExecutor, kv_dtype: torch.dtype = torch.bfloat16) -> CudaMtpDraft:
+    """The checkpoint's head beside its executor."""
+    return CudaMtpDraft(
+        MtpHead.empty(
+            executor.weights,
+            executor.config,
+            executor.step.workspaces,
+            max_len=executor.max_len,
+            kv_dtype=kv_dtype,
+        )
+    )
 
 
 class WrongDraft:

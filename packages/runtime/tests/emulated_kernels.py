@@ -2,7 +2,7 @@
 
 ``emulate`` puts them in the place of the kernels, so that everything of the CUDA backend but its
 graphs runs without a GPU. Rows are taken one by one where an op promises that a row's bits do not
-depend on the others. A packed matrix is remembered as the float32 weights that it stands for.
+depend on the others. A packed matrix has the bytes of the layout's own definition.
 """
 
 from typing import Any
@@ -13,8 +13,15 @@ import torch
 from bytebound_kernels import prefill
 from bytebound_kernels.ops.attention_decode import attention_decode_reference
 from bytebound_kernels.ops.gdn_step import gdn_step_reference
+from bytebound_kernels.ops.w4_matvec.layout import (
+    interleave,
+    pack_reference,
+    unpack_reference,
+)
 from bytebound_kernels.prefill.reference import gdn_prefill_reference
 from torch.nn.functional import silu
+
+from .emulated_sampling import SAMPLING_OPS
 
 Tensor = torch.Tensor
 
@@ -23,7 +30,10 @@ class Kernels:
     """Functions with the signatures of the ops."""
 
     def __init__(self) -> None:
-        self.packed: dict[int, Tensor] = {}  # by address: rows of a matrix, gate before up
+        # By address: codes, scales and zero points of a matrix that is being packed.
+        self._parts: dict[int, list[tuple[Tensor, Tensor, Tensor | None]]] = {}
+        # By address: packed bytes, and the float32 weights that they stand for.
+        self._unpacked: dict[int, tuple[Tensor, Tensor]] = {}
 
     def rms_norm(self, x: Tensor, weight: Tensor, *, eps: float, out: Tensor) -> Tensor:
         all_float = x.dtype == weight.dtype == torch.float32
@@ -63,18 +73,34 @@ class Kernels:
         assert str(scale.dtype) == f"torch.{out.scale_dtype}" and packed.is_contiguous()
         rows, columns = packed.shape[0], 8 * packed.shape[1]
         assert scale.shape == (rows, columns // 128)
-        zeros: Any = 8
-        if zero_point is not None:
-            zeros = _codes(zero_point.T)[:, :rows].T.repeat_interleave(128, 1)
-        weight = (_codes(packed) - zeros) * scale.float().repeat_interleave(128, 1)
+        zeros = None if zero_point is None else _codes(zero_point.T)[:, :rows].T
         if not first_row and part != "up":  # memory may be that of a matrix that is gone
-            self.packed.pop(out.data.data_ptr(), None)
-        whole = self.packed.setdefault(
-            out.data.data_ptr(), torch.zeros((1 + out.interleaved) * out.n, columns)
-        )
-        start = out.n if part == "up" else first_row
-        whole[start : start + rows] = weight
+            self._parts.pop(out.data.data_ptr(), None)
+        parts = self._parts.setdefault(out.data.data_ptr(), [])
+        parts.append((_codes(packed), scale, zeros))
+        columns_of = [list(one) for one in zip(*parts, strict=True)]
+        if sum(len(codes) for codes in columns_of[0]) < (1 + out.interleaved) * out.n:
+            return out
+        together = interleave if out.interleaved else lambda *rows: torch.cat(rows)
+        whole = [None if one[0] is None else together(*one) for one in columns_of]
+        out.data.copy_(pack_reference(*whole))
         return out
+
+    def weights(self, packed: bk.PackedW4) -> Tensor:
+        """Float32 [N, K], or gate [N, K] before up."""
+        known = self._unpacked.get(packed.data.data_ptr())
+        if known is not None and torch.equal(known[0], packed.data):
+            return known[1]
+        rows = 2 * -(-packed.n // 8) * 8 if packed.interleaved else packed.n
+        whole = unpack_reference(
+            packed.data, rows, packed.k,
+            asymmetric=packed.asymmetric, scale_dtype=packed.scale_dtype,
+        ).float()  # fmt: skip
+        if packed.interleaved:
+            halves = whole.view(-1, 2, 8, packed.k).transpose(0, 1).flatten(1, 2)
+            whole = halves[:, : packed.n].flatten(0, 1)
+        self._unpacked[packed.data.data_ptr()] = (packed.data.clone(), whole)
+        return whole
 
     def w4_matvec(
         self,
@@ -85,7 +111,7 @@ class Kernels:
         workspace: Tensor,
         residual: Tensor | None = None,
     ) -> Tensor:
-        whole = self.packed[weight.data.data_ptr()]
+        whole = self.weights(weight)
         up = whole[weight.n :] if weight.interleaved else None
         return self._product(x, whole[: weight.n], up, out, residual)
 
@@ -105,7 +131,7 @@ class Kernels:
         return out
 
     def w4_unpack(self, weight: bk.PackedW4, *, out: Tensor) -> Tensor:
-        return out.copy_(self.packed[weight.data.data_ptr()])
+        return out.copy_(self.weights(weight))
 
     def _product(
         self, x: Tensor, weight: Tensor, up: Tensor | None, out: Tensor, residual: Tensor | None
@@ -198,6 +224,8 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> Kernels:
         "w4_unpack", "gdn_step", "attention_decode",
     ):  # fmt: skip
         monkeypatch.setattr(bk, name, getattr(kernels, name))
+    for name, op in SAMPLING_OPS.items():
+        monkeypatch.setattr(bk, name, op)
     for name in ("matvec_workspace_bytes", "w4_matmul_workspace_bytes"):
         monkeypatch.setattr(bk, name, lambda device=0: 1024)
     monkeypatch.setattr(prefill, "attention_prefill", attention_prefill)
@@ -206,6 +234,6 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> Kernels:
 
 
 def _codes(words: Tensor) -> Tensor:
-    """Nibbles of int32 [R, W] as float32 [R, 8 * W]."""
+    """Nibbles of int32 [R, W] as uint8 [R, 8 * W]."""
     shifts = torch.arange(0, 32, 4)
-    return (words.long()[..., None] >> shifts & 15).flatten(1).float()
+    return (words.long()[..., None] >> shifts & 15).flatten(1).to(torch.uint8)

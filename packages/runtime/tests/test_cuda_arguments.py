@@ -13,21 +13,23 @@ import pytest
 import torch
 from bytebound.checkpoint import read_headers
 from bytebound.config import ModelConfig
+from bytebound.cuda.decoder import CudaDecoder
 from bytebound.cuda.executor import CudaExecutor
 from bytebound.cuda.loading import load_weights
-from bytebound.cuda.mtp import CudaMtpDraft
 from bytebound.cuda.random_weights import random_weights
 from bytebound.cuda.weights import ModelWeights
 from bytebound.loading import find_model
 from bytebound.names import resolve_model
+from bytebound.sampling import Sampler, SamplingParams
 from bytebound_kernels import _device, _native, _stream, _tensor, prefill
 
-from .cuda_models import FOLDERS
+from .cuda_models import FOLDERS, WrongDraft, mtp_draft
 
 CPU = torch.device("cpu")
 OPS = (
     "rms_norm", "embedding_gather", "dense_matvec", "w4_matvec", "w4_pack", "w4_matmul",
-    "w4_unpack", "gdn_step", "attention_decode",
+    "w4_unpack", "gdn_step", "attention_decode", "argmax", "logit_adjust", "sample",
+    "speculative_accept", "speculative_sample", "history_append", "logprobs",
 )  # fmt: skip
 
 
@@ -66,17 +68,26 @@ def instead_of_gated_delta_net(
 @torch.inference_mode()
 def call_everything(weights: ModelWeights, config: ModelConfig, kv_dtype: torch.dtype) -> None:
     executor = CudaExecutor(weights, config, max_len=400, kv_dtype=kv_dtype)
-    draft = CudaMtpDraft(weights, config, executor.step.workspaces, max_len=400, kv_dtype=kv_dtype)
+    draft = mtp_draft(executor, kv_dtype)
     executor.prefill([1] * 30, draft)
     for rows in range(1, 9):
         executor.verify([1] * rows)
         executor.commit(rows)
         draft.observe([1] * rows, executor.last_hidden)
         assert draft.last_out is not None
-        draft._step(torch.tensor([1], dtype=torch.int32), draft.last_out, draft.length)
-        draft._logits(draft.last_out)
+    run_cycles(CudaDecoder(executor, draft, 7), executor)
+    run_cycles(CudaDecoder(executor, WrongDraft(), 3), executor)
     executor.prefill([1, 2, 3])
     executor.score([1] * 20)
+
+
+def run_cycles(decoder: CudaDecoder, executor: CudaExecutor) -> None:
+    for temperature in (0.0, 0.8):
+        params = SamplingParams(temperature=temperature, logprobs=2, repetition_penalty=1.1)
+        sampler = Sampler(params, [1], executor.vocab_size, frozenset(), seed=1)
+        decoder.begin([1, 1, 1], sampler, 30)
+        decoder.advance([1])
+        decoder.advance([1])
 
 
 def from_folder(folder: Path) -> tuple[ModelWeights, ModelConfig]:

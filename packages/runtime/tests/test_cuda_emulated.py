@@ -12,13 +12,9 @@ from bytebound.config import ModelConfig
 from bytebound.cuda.executor import CudaExecutor
 from bytebound.cuda.loading import load_weights
 from bytebound.cuda.matrices import PackedMatrix
-from bytebound.cuda.memory import memory_settings
-from bytebound.cuda.mtp import CudaMtpDraft
 from bytebound.cuda.random_weights import random_weights
-from bytebound.cuda.state import KvCache
 from bytebound.cuda.weights import iter_matrices
 from bytebound.drafts import Draft, NgramDraft
-from bytebound.memory import memory_plan
 from bytebound.names import resolve_model
 
 from .checkpoints import random_checkpoint
@@ -27,6 +23,7 @@ from .cuda_models import (
     SHAPE,
     TOLERANCE,
     WrongDraft,
+    mtp_draft,
     reference,
     relative_error,
     some_ids,
@@ -114,7 +111,7 @@ def test_greedy_with_drafts_is_plain_greedy(executor: CudaExecutor) -> None:
     config, ids = executor.config, some_ids(6)
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     plain = Engine(executor, config=config).generate(ids, params).token_ids
-    mtp = CudaMtpDraft(executor.weights, config, executor.step.workspaces, max_len=MAX_LEN)
+    mtp = mtp_draft(executor)
     drafts: list[Draft] = [mtp, NgramDraft(), WrongDraft()]
     for draft in drafts:
         result = Engine(executor, config=config, draft=draft, num_draft_tokens=4).generate(
@@ -127,7 +124,7 @@ def test_greedy_with_drafts_is_plain_greedy(executor: CudaExecutor) -> None:
 def test_drafts_are_the_references(executor: CudaExecutor) -> None:
     config, prompt = executor.config, some_ids(45)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
-    mtp = CudaMtpDraft(executor.weights, config, executor.step.workspaces, max_len=MAX_LEN)
+    mtp = mtp_draft(executor)
     own = Engine(executor, config=config, draft=mtp).generate(prompt, params)
     target = Engine.from_pretrained("tiny", backend="reference", device="cpu", dtype="float32")
     expected = target.generate(prompt, params)
@@ -175,30 +172,9 @@ def test_random_weights_of_a_shape(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         rows.append(executor.verify([6, 7]))
         assert rows[-1].isfinite().all() and 0.1 < rows[-1].std() < 10
     assert torch.equal(rows[0], rows[1]) and not torch.equal(rows[0], rows[2])
-    mtp = CudaMtpDraft(weights[0], config, executor.step.workspaces, max_len=64)
+    executor = CudaExecutor(weights[0], config, max_len=64)
+    executor.prefill([1, 2, 3, 4, 5])
+    executor.verify([6, 7])
+    mtp = mtp_draft(executor)
     mtp.observe([2, 3], executor.last_hidden)
     assert mtp.last_out is not None and mtp.last_out.isfinite().all()
-
-
-def test_the_memory_plan_counts_what_is_held(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    emulate(monkeypatch)
-    for kind, make in FOLDERS.items():
-        folder = make(tmp_path / kind)
-        config = ModelConfig.from_folder(folder)
-        stored = read_headers(folder, config)
-        settings = memory_settings(
-            config, dict(stored.packed), stored.prefix, with_mtp=True, max_len=MAX_LEN,
-            kv_dtype=torch.bfloat16, product_bytes=2048,
-        )  # fmt: skip
-        plan = memory_plan(config, max_len=MAX_LEN, settings=settings)
-        executor = build(folder)
-        weights, kv = executor.weights, executor.state.layers[1]
-        assert weights.mtp is not None and isinstance(kv, KvCache)
-        held = sum(one.num_bytes for one in iter_matrices((weights.layers, weights.lm_head)))
-        assert 0 <= plan.weights - held < 40_000, kind  # norms, convolutions
-        assert 0 <= plan.mtp_weights - sum(m.num_bytes for m in iter_matrices(weights.mtp)) < 20_000
-        assert plan.embedding == weights.embed_tokens.nbytes
-        assert plan.kv <= kv.k.nbytes + kv.v.nbytes <= 1.1 * plan.kv
-        assert plan.scratch > executor.step.workspaces.attention.nbytes

@@ -11,7 +11,7 @@ from bytebound.cuda.executor import CudaExecutor
 from bytebound.drafts import Draft
 
 from .checkpoints import random_checkpoint
-from .cuda_models import SHAPE, WrongDraft, symmetric
+from .cuda_models import REQUESTS, SHAPE, WrongDraft, symmetric
 
 pytestmark = pytest.mark.gpu
 
@@ -58,6 +58,34 @@ def test_greedy_with_drafts_is_plain_greedy(
     result = engine.generate(prompt, GREEDY)
     assert result.token_ids == expected
     assert result.stats.accepted > (0 if draft == "wrong" else 20) - 1
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_thousands_of_tokens_are_plain_greedys(plain: Engine, count: int) -> None:
+    params = SamplingParams(max_tokens=2000, ignore_eos=True)
+    ids = plain.tokenizer.encode("def ")
+    wanted = load(max_len=2200).generate(ids, params).token_ids
+    result = load(max_len=2200, num_draft_tokens=count, draft="mtp").generate(ids, params)
+    assert len(wanted) == 2000 and result.token_ids == wanted
+
+
+@pytest.mark.parametrize("draft", ["none", "mtp", "ngram"])
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_recordings_choose_as_the_host_does(prompt: list[int], kind: str, draft: str) -> None:
+    params = SamplingParams(**{"max_tokens": 120, "ignore_eos": True, **REQUESTS[kind]})
+    engine = load(draft=draft)
+    host = Engine(engine.executor, draft=engine.draft, config=engine.config)
+    wanted = host.generate(prompt, params)
+    for _ in range(2):
+        result = engine.generate(prompt, params)
+        alike = 115 if draft == "mtp" and params.temperature else 120  # see test_cuda_decoder.py
+        assert result.token_ids[:alike] == wanted.token_ids[:alike]
+        for got, known in list(
+            zip(result.logprobs or (), wanted.logprobs or (), strict=params.logprobs is not None)
+        )[:alike]:
+            assert got.token_id == known.token_id
+            assert got.logprob == pytest.approx(known.logprob, abs=1e-6)
+            assert [token for token, _ in got.top] == [token for token, _ in known.top]
 
 
 def test_mtp_drafts_are_as_good_as_the_references(prompt: list[int]) -> None:

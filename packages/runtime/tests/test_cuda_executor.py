@@ -8,20 +8,21 @@ import pytest
 import torch
 from bytebound.checkpoint import read_headers
 from bytebound.config import ModelConfig
+from bytebound.cuda.decoder import CudaDecoder
 from bytebound.cuda.executor import CudaExecutor
 from bytebound.cuda.loading import load_weights
 from bytebound.cuda.state import KvCache
 from bytebound.cuda.weights import ModelWeights
 from bytebound.names import resolve_model
 from bytebound.reference.executor import ReferenceExecutor
+from bytebound.sampling import Sampler, SamplingParams
 
-from .cuda_models import FOLDERS, TOLERANCE, reference, relative_error, some_ids
+from .cuda_models import FOLDERS, TOLERANCE, mtp_draft, reference, relative_error, some_ids
 
 pytestmark = pytest.mark.gpu
 
 MAX_LEN = 1500
 IDS = some_ids(1400, vocab=4000)
-ROWS = range(1, 9)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def weights() -> ModelWeights:
 
 @pytest.fixture(scope="module")
 def executor(weights: ModelWeights) -> CudaExecutor:
-    return build(weights, graphs=True)
+    return build(weights)
 
 
 @pytest.fixture
@@ -54,16 +55,12 @@ def load(folder: Path) -> tuple[ModelWeights, ModelConfig]:
 def build(
     weights: ModelWeights,
     *,
-    graphs: bool,
     chunk: int = 1024,
     kv_dtype: torch.dtype = torch.bfloat16,
     config: ModelConfig | None = None,
 ) -> CudaExecutor:
     config = config or ModelConfig.from_folder(resolve_model("tiny"))
-    return CudaExecutor(
-        weights, config, max_len=MAX_LEN, kv_dtype=kv_dtype, prefill_chunk=chunk,
-        graph_rows=ROWS if graphs else (),
-    )  # fmt: skip
+    return CudaExecutor(weights, config, max_len=MAX_LEN, kv_dtype=kv_dtype, prefill_chunk=chunk)
 
 
 def decode(executor: CudaExecutor, ids: Sequence[int]) -> torch.Tensor:
@@ -119,28 +116,38 @@ def test_a_row_has_the_same_bits_whatever_comes_with_it(fresh: CudaExecutor) -> 
     assert not differing, differing
 
 
-def test_graphs_do_what_eager_passes_do(weights: ModelWeights, fresh: CudaExecutor) -> None:
-    eager = build(weights, graphs=False)
-    choose, position = random.Random(5), 20
-    for executor in (eager, fresh):
-        executor.prefill(IDS[:20])
-    while position < 300:
-        count = choose.randint(1, 8)
-        ids = IDS[position : position + count]
-        rows, expected = fresh.verify(ids), eager.verify(ids)
-        assert torch.equal(rows, expected), position
-        assert fresh.last_hidden is not None and eager.last_hidden is not None
-        assert torch.equal(fresh.last_hidden, eager.last_hidden)
-        kept = choose.randint(1, count)
-        for executor in (eager, fresh):
-            executor.commit(kept)
-        position += kept
-    same_state(eager, fresh, position)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("count", [0, 1, 4, 7])
+def test_recordings_do_what_eager_turns_do(
+    weights: ModelWeights, monkeypatch: pytest.MonkeyPatch, count: int, temperature: float
+) -> None:
+    params = SamplingParams(temperature=temperature, top_k=50, top_p=0.9, logprobs=3)
+    decoders, results = [], []
+    for recorded in (True, False):
+        executor = build(weights)
+        draft = mtp_draft(executor) if count else None
+        decoders.append(CudaDecoder(executor, draft, max(count, 1)))
+        monkeypatch.setattr(decoders[-1]._recordings, "_can_record", recorded)
+        results.append([turns(decoders[-1], params, seed) for seed in (1, 2)])
+    assert results[0] == results[1]
+    same_state(*(decoder.executor for decoder in decoders), int(decoders[0].cycle.words[0]) - 1)
+
+
+def turns(decoder: CudaDecoder, params: SamplingParams, seed: int) -> list[object]:
+    """What 80 turns report."""
+    sampler = Sampler(params, IDS[:20], decoder.executor.vocab_size, frozenset(), seed)
+    seen = list[object]()
+    step = decoder.begin(IDS[:20], sampler, 1000)
+    for _ in range(80):
+        taken = list(step.tokens)
+        logprobs = [step.logprob(place, token) for place, token in enumerate(taken)]
+        seen.append((step.guesses, taken, logprobs))
+        step = decoder.advance(taken)
+    torch.cuda.synchronize()
+    return seen
 
 
 def same_state(first: CudaExecutor, second: CudaExecutor, length: int) -> None:
-    for executor in (first, second):
-        executor.prefill([1])  # takes the accepted rows in
     for one, other in zip(first.state.layers, second.state.layers, strict=True):
         if isinstance(one, KvCache) and isinstance(other, KvCache):
             assert torch.equal(one.k[:, :length], other.k[:, :length])
@@ -156,7 +163,7 @@ def test_prompts_cut_anywhere_are_close(
 ) -> None:
     count = 30 if chunk < 64 else 1200
     expected = fresh.prefill(IDS[:count])
-    cut = build(weights, graphs=False, chunk=chunk)
+    cut = build(weights, chunk=chunk)
     assert relative_error(expected, cut.prefill(IDS[:count])) < TOLERANCE
     assert relative_error(fresh.verify(IDS[-4:]), cut.verify(IDS[-4:])) < TOLERANCE
 
@@ -180,7 +187,7 @@ def test_a_reset_leaves_no_trace(weights: ModelWeights, fresh: CudaExecutor) -> 
     fresh.reset()
     assert torch.equal(fresh.prefill(IDS[:33]), first)
     assert torch.equal(fresh.verify(IDS[33:38]), rows)
-    other = build(weights, graphs=False)
+    other = build(weights)
     assert torch.equal(other.prefill(IDS[:33]), first)
     assert torch.equal(other.verify(IDS[33:38]), rows)
 
@@ -205,7 +212,7 @@ def test_the_last_position_can_be_used(fresh: CudaExecutor) -> None:
 
 
 def test_a_float8_cache_is_close(weights: ModelWeights, fresh: CudaExecutor) -> None:
-    rounded = build(weights, graphs=True, kv_dtype=torch.float8_e4m3fn)
+    rounded = build(weights, kv_dtype=torch.float8_e4m3fn)
     for executor in (fresh, rounded):
         executor.prefill(IDS[:400])
     expected, got = decode(fresh, IDS[400:440]), decode(rounded, IDS[400:440])
@@ -217,7 +224,7 @@ def test_a_float8_cache_is_close(weights: ModelWeights, fresh: CudaExecutor) -> 
 def test_folders_in_4_bits(tmp_path: Path, kind: str) -> None:
     folder = FOLDERS[kind](tmp_path / "model")
     weights, config = load(folder)
-    executor = build(weights, graphs=True, config=config)
+    executor = build(weights, config=config)
     ids = some_ids(520)
     expected = reference(folder, MAX_LEN, "cuda").score(ids)
     assert relative_error(expected, executor.score(ids)) < TOLERANCE

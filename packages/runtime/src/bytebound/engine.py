@@ -1,7 +1,7 @@
 """The engine: one model, one sequence at a time, ids in and ids with text out.
 
-A decoder (``decoder.py``) turns the prompt into tokens, a pass at a time; the engine admits requests
-and ends their answers.
+A decoder (``decoder.py``) turns the prompt into tokens, a pass at a time; the engine admits
+requests and ends their answers.
 """
 
 import operator

@@ -11,6 +11,7 @@ import torch
 
 from bytebound.checkpoint import load_checkpoint
 from bytebound.config import ModelConfig, read_json_object
+from bytebound.decoder import Decoder, HostDecoder
 from bytebound.drafts import Draft, MtpDraft, NgramDraft
 from bytebound.errors import CheckpointError, InvalidSettingError
 from bytebound.executor import Executor
@@ -42,6 +43,7 @@ class EngineParts(TypedDict):
     executor: Executor
     draft: Draft | None
     num_draft_tokens: int
+    decoder: Decoder
     tokenizer: Tokenizer | None
     config: ModelConfig
     end_ids: tuple[int, ...]
@@ -62,6 +64,7 @@ class _Backend(Protocol):
     def memory_plan(self) -> MemoryPlan: ...
     @property
     def bytes_per_token(self) -> float: ...
+    def make_decoder(self, draft: Draft | None, num_draft_tokens: int) -> Decoder: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,9 @@ class _ReferenceParts:
     make_mtp: Callable[[], MtpDraft]
     memory_plan: MemoryPlan
     bytes_per_token: float
+
+    def make_decoder(self, draft: Draft | None, num_draft_tokens: int) -> HostDecoder:
+        return HostDecoder(self.executor, draft, num_draft_tokens)
 
 
 def load_engine_parts(
@@ -119,7 +125,6 @@ def load_engine_parts(
             config,
             max_len=length,
             kv_dtype=kv_dtype,
-            verify_rows=1 if draft == "none" else 1 + num_draft_tokens,
             on_progress=on_progress,
         )
     elif folder is None:
@@ -135,10 +140,12 @@ def load_engine_parts(
             "means something",
             stacklevel=3,
         )
+    drafts = _make_draft(draft, parts)
     return EngineParts(
         executor=parts.executor,
-        draft=_make_draft(draft, parts),
+        draft=drafts,
         num_draft_tokens=num_draft_tokens,
+        decoder=parts.make_decoder(drafts, num_draft_tokens),
         tokenizer=tokenizer,
         config=config,
         end_ids=(*config.eos_token_ids, *(tokenizer.eos_ids if tokenizer else ())),

@@ -131,9 +131,9 @@ class Sampler:
         self.greedy = params.greedy
         self.generated = 0
         bias = params.logit_bias or {}
-        self._bias = {i: value for i, value in bias.items() if value > BAN_BIAS and value != 0}
-        self._banned = sorted(i for i, value in bias.items() if value <= BAN_BIAS)
-        self._end_ids = sorted(i for i in end_ids if 0 <= i < vocab_size)
+        self.bias = {i: value for i, value in bias.items() if value > BAN_BIAS and value != 0}
+        self.banned_ids = sorted(i for i, value in bias.items() if value <= BAN_BIAS)
+        self.end_ids = sorted(i for i in end_ids if 0 <= i < vocab_size)
         self._repeats = params.repetition_penalty != 1
         self._counts_matter = params.presence_penalty != 0 or params.frequency_penalty != 0
         self._seen = torch.zeros(vocab_size if self._repeats else 0, dtype=torch.bool)
@@ -154,9 +154,9 @@ class Sampler:
                 f"the model's logits range from {low} to {high}; finite values were expected. "
                 "Check the checkpoint with the reference backend in float32"
             )
-        masked = self._banned
+        masked = self.banned_ids
         if self.generated < self.params.min_tokens:
-            masked = masked + self._end_ids
+            masked = masked + self.end_ids
         row = self._add_bias(raw)
         if self._repeats or self._counts_matter:
             row = self._penalise(row)
@@ -171,7 +171,7 @@ class Sampler:
 
         ``raw`` may hold -inf at ids that the draft cannot propose.
         """
-        return self._truncate(self._mask(self._add_bias(raw.float()), self._banned))
+        return self._truncate(self._mask(self._add_bias(raw.float()), self.banned_ids))
 
     def argmax(self, raw: torch.Tensor) -> int:
         """Return the id of the highest value of ``logits(raw)``, the lowest id on a tie."""
@@ -222,10 +222,10 @@ class Sampler:
         return TokenLogprob(token_id, float(row[token_id]), tuple(zip(ids, values, strict=True)))
 
     def _add_bias(self, row: torch.Tensor) -> torch.Tensor:
-        if not self._bias:
+        if not self.bias:
             return row
-        ids = torch.tensor(list(self._bias), device=row.device)
-        values = torch.tensor(list(self._bias.values()), dtype=torch.float32, device=row.device)
+        ids = torch.tensor(list(self.bias), device=row.device)
+        values = torch.tensor(list(self.bias.values()), dtype=torch.float32, device=row.device)
         return row.index_put((ids,), row[ids] + values)
 
     def _penalise(self, row: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,6 @@ import torch
 
 from bytebound.config import ModelConfig
 from bytebound.cuda.buffers import Buffers, inverse_frequencies
-from bytebound.cuda.graphs import PassGraphs
 from bytebound.cuda.matrices import MATVEC_ROWS, UNPACK_ROWS, Workspaces
 from bytebound.cuda.prefill import Chunk
 from bytebound.cuda.state import MAX_ROWS, SequenceState, cache_positions
@@ -21,8 +20,8 @@ PREFILL_CHUNK = 1024  # rows of a wide pass: bounds its scratch whatever the pro
 class CudaExecutor:
     """Implements ``bytebound.executor.Executor`` with the kernels of bytebound-kernels.
 
-    ``graph_rows`` are the numbers of rows of a ``verify`` that are captured as CUDA graphs here and
-    now; another number runs eagerly, to the same bits. All work goes to the current stream.
+    ``verify`` launches op by op; ``cycle.py`` has the same pass in recordings. All work goes to the
+    current stream.
     """
 
     def __init__(
@@ -33,7 +32,6 @@ class CudaExecutor:
         max_len: int,
         kv_dtype: torch.dtype = torch.bfloat16,
         prefill_chunk: int = PREFILL_CHUNK,
-        graph_rows: Sequence[int] = (),
     ) -> None:
         self.weights = weights
         self.config = config
@@ -60,12 +58,6 @@ class CudaExecutor:
         self._position = 0
         self._verified = 0  # rows of the last verify that are not committed
         self._has_pending = False  # committed rows that the state does not hold yet
-        self._graphs: PassGraphs | None = None
-        self._graph_rows = frozenset(graph_rows)
-        if graph_rows:
-            self._graphs = PassGraphs(self._eager_pass, self.device)
-            for rows in graph_rows:
-                self._graphs.capture(rows)
 
     @property
     def position(self) -> int:
@@ -107,10 +99,7 @@ class CudaExecutor:
         self._check_room(rows)
         buffers = self.step.buffers
         buffers.ids[:rows].copy_(torch.tensor(list(ids), dtype=torch.int32))
-        if self._graphs is not None and rows in self._graph_rows:
-            self._graphs.run(rows)
-        else:
-            self._eager_pass(rows)
+        self.step.verify(self.weights, self.state, rows)
         self._verified, self._has_pending = rows, False
         self.last_hidden = buffers.hidden[:rows].clone()
         return buffers.logits[:rows].clone()
@@ -133,9 +122,6 @@ class CudaExecutor:
         ]
         self.reset()
         return torch.cat(chunks)
-
-    def _eager_pass(self, rows: int) -> None:
-        self.step.verify(self.weights, self.state, rows)
 
     def _wide_pass(self, ids: Sequence[int]) -> torch.Tensor:
         """Run and commit one chunk; hidden [T, D]."""

@@ -12,13 +12,15 @@ from bytebound.checkpoint import StoredModel, output_head, read_headers
 from bytebound.config import ModelConfig
 from bytebound.cuda import fusion
 from bytebound.cuda.assembly import Assembly
+from bytebound.cuda.decoder import CudaDecoder
 from bytebound.cuda.executor import CudaExecutor
 from bytebound.cuda.matrices import DenseMatrix
 from bytebound.cuda.memory import memory_settings
-from bytebound.cuda.mtp import CudaMtpDraft
+from bytebound.cuda.mtp import CudaMtpDraft, MtpHead
 from bytebound.cuda.random_weights import random_weights
 from bytebound.cuda.shapes import check_shape
 from bytebound.cuda.weights import ModelWeights, model_weights
+from bytebound.drafts.base import Draft
 from bytebound.errors import InvalidSettingError
 from bytebound.memory import MemoryPlan, MemorySettings, byte_budget, check_fits
 from bytebound.reading import Progress, read_weights
@@ -42,6 +44,12 @@ class CudaParts:
     memory_plan: MemoryPlan
     bytes_per_token: float
 
+    def make_decoder(self, draft: Draft | None, num_draft_tokens: int) -> CudaDecoder:
+        """The loop on the device, with everything recorded that requests need."""
+        decoder = CudaDecoder(self.executor, draft, num_draft_tokens)
+        decoder.warm_up()
+        return decoder
+
 
 def load_cuda(
     folder: Path | None,
@@ -49,10 +57,9 @@ def load_cuda(
     *,
     max_len: int,
     kv_dtype: str,
-    verify_rows: int,
     on_progress: Progress | None = None,
 ) -> CudaParts:
-    """Check shape and memory, load the weights, capture passes of 1 to ``verify_rows`` rows.
+    """Check shape and memory, load the weights, compile what prompts need.
 
     ``folder`` None stands for random weights.
     """
@@ -85,7 +92,6 @@ def load_cuda(
         config,
         max_len=max_len,
         kv_dtype=KV_DTYPES[kv_dtype],
-        graph_rows=range(1, verify_rows + 1),
     )
     executor.warm_up()
     workspaces = executor.step.workspaces
@@ -93,7 +99,9 @@ def load_cuda(
         executor,
         with_mtp,
         lambda: CudaMtpDraft(
-            weights, config, workspaces, max_len=max_len, kv_dtype=KV_DTYPES[kv_dtype]
+            MtpHead.empty(
+                weights, config, workspaces, max_len=max_len, kv_dtype=KV_DTYPES[kv_dtype]
+            )
         ),
         plan,
         _bytes_per_token(config, settings),

@@ -1,6 +1,11 @@
-"""Drafts by the checkpoint's own MTP head, on the kernels. ``reference/mtp.py`` has the formula."""
+"""Drafts by the checkpoint's own MTP head, on the kernels. ``reference/mtp.py`` has the formula.
+
+``MtpHead`` is the head itself: it reads ids, hidden states and positions on the device, so that a
+recording can hold it. ``CudaMtpDraft`` drives it from the host, as any draft is driven.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import bytebound_kernels as bk
 import torch
@@ -11,10 +16,95 @@ from bytebound.cuda.matrices import Workspaces
 from bytebound.cuda.prefill import Chunk, embed
 from bytebound.cuda.state import MAX_ROWS, KvCache
 from bytebound.cuda.step import Step
-from bytebound.cuda.weights import ModelWeights
+from bytebound.cuda.weights import ModelWeights, MtpWeights
 from bytebound.drafts.base import Proposal
 from bytebound.errors import InvalidSettingError
 from bytebound.sampling import Purpose, Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class MtpHead:
+    """The head with its cache and its activations."""
+
+    weights: ModelWeights
+    mtp: MtpWeights
+    kv: KvCache
+    step: Step  # its ``position`` serves calls from the host
+    joined: torch.Tensor  # [MAX_ROWS, 2 * D]: embedding and hidden state, normed
+
+    @classmethod
+    def empty(
+        cls,
+        weights: ModelWeights,
+        config: ModelConfig,
+        workspaces: Workspaces,
+        *,
+        max_len: int,
+        kv_dtype: torch.dtype,
+    ) -> "MtpHead":
+        """Allocate for a sequence of at most ``max_len`` positions.
+
+        Raises:
+            InvalidSettingError: the checkpoint has no such head.
+        """
+        if weights.mtp is None:
+            raise InvalidSettingError(
+                "draft='mtp': this checkpoint has no MTP head; use draft='ngram' or draft='none'"
+            )
+        device = weights.device
+        position = torch.zeros(1, dtype=torch.int32, device=device)
+        buffers = Buffers.empty(config, weights.dtype, device)
+        frequencies = inverse_frequencies(config, device)
+        return cls(
+            weights,
+            weights.mtp,
+            KvCache.empty(config, max_len, kv_dtype, device),
+            Step(config, buffers, workspaces, frequencies, position),
+            buffers.hidden.new_zeros(MAX_ROWS, 2 * config.hidden_size),
+        )
+
+    def run(self, ids: torch.Tensor, hidden: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        """Up to ``MAX_ROWS`` rows; out [n, D], good until the next call.
+
+        Row i embeds ``ids[i]``, the id behind the position of ``hidden[i]``, which is ``position +
+        i``. Nothing is allocated.
+        """
+        step, rows = replace(self.step, position=position), hidden.shape[0]
+        buffers = step.buffers
+        x = buffers.residual[:rows]
+        embedded = bk.embedding_gather(ids, self.weights.embed_tokens, out=buffers.normed[:rows])
+        joined = self._join(embedded, hidden, self.joined[:rows])
+        self.mtp.fc.matvec(joined, x, step.workspaces)
+        step.layer(x, self.mtp.layer, self.kv)
+        out = buffers.hidden[:rows]
+        step.norm(x, self.mtp.norm, out)
+        return out
+
+    def logits(self, out: torch.Tensor) -> torch.Tensor:
+        """Output head over one row [1, D]: fp32 [1, vocab], good until the next call."""
+        logits = self.step.buffers.logits[:1]
+        self.weights.lm_head.matvec(out, logits, self.step.workspaces)
+        return logits
+
+    def run_chunk(self, ids: torch.Tensor, hidden: torch.Tensor, start: int) -> torch.Tensor:
+        """Any number of rows from position ``start``, as ``run``; out [n, D]."""
+        step, dtype = self.step, self.weights.dtype
+        chunk = Chunk(step.config, step.workspaces, step.inv_freq, dtype, start)
+        x = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+        joined = hidden.new_empty(hidden.shape[0], self.joined.shape[1])
+        self._join(embed(ids, self.weights, dtype), hidden, joined)
+        self.mtp.fc.matmul(joined, x, step.workspaces, residual=x)
+        chunk.layer(x, self.mtp.layer, self.kv)
+        return chunk.norm(x, self.mtp.norm)
+
+    def _join(
+        self, embedded: torch.Tensor, hidden: torch.Tensor, out: torch.Tensor
+    ) -> torch.Tensor:
+        """``[norm_e(embedding), norm_h(hidden)]``, [n, 2 * D]."""
+        width, eps = hidden.shape[1], self.step.config.rms_norm_eps
+        bk.rms_norm(embedded, self.mtp.pre_fc_norm_embedding, eps=eps, out=out[:, :width])
+        bk.rms_norm(hidden, self.mtp.pre_fc_norm_hidden, eps=eps, out=out[:, width:])
+        return out
 
 
 class CudaMtpDraft:
@@ -26,31 +116,8 @@ class CudaMtpDraft:
 
     name = "mtp"
 
-    def __init__(
-        self,
-        weights: ModelWeights,
-        config: ModelConfig,
-        workspaces: Workspaces,
-        *,
-        max_len: int,
-        kv_dtype: torch.dtype = torch.bfloat16,
-    ) -> None:
-        if weights.mtp is None:
-            raise InvalidSettingError(
-                "draft='mtp': this checkpoint has no MTP head; use draft='ngram' or draft='none'"
-            )
-        self.weights = weights
-        self.mtp = weights.mtp
-        self.config = config
-        device = weights.device
-        self.kv = KvCache.empty(config, max_len, kv_dtype, device)
-        self.step = Step(
-            config,
-            Buffers.empty(config, weights.dtype, device),
-            workspaces,
-            inverse_frequencies(config, device),
-            torch.zeros(1, dtype=torch.int32, device=device),
-        )
+    def __init__(self, head: MtpHead) -> None:
+        self.head = head
         self.length = 0
         self.last_out: torch.Tensor | None = None
 
@@ -65,8 +132,10 @@ class CudaMtpDraft:
         if hidden is None:
             raise InvalidSettingError("draft='mtp' needs a backend with hidden states")
         ids = torch.tensor(list(next_ids), dtype=torch.int32, device=hidden.device)
-        run = self._step if len(next_ids) <= MAX_ROWS else self._chunk
-        out = run(ids, hidden, self.length)
+        if len(next_ids) <= MAX_ROWS:
+            out = self._run(ids, hidden, self.length)
+        else:
+            out = self.head.run_chunk(ids, hidden, self.length)
         self.length += len(next_ids)
         self.last_out = out[-1:].clone()
 
@@ -79,8 +148,8 @@ class CudaMtpDraft:
         for depth in range(count):
             if depth > 0:
                 last = torch.tensor(ids[-1:], dtype=torch.int32, device=out.device)
-                out = self._step(last, out, self.length + depth - 1)
-            raw = self._logits(out)
+                out = self._run(last, out, self.length + depth - 1)
+            raw = self.head.logits(out)[0]
             if sampler.greedy:
                 ids.append(int(torch.argmax(raw)))
             else:
@@ -88,38 +157,6 @@ class CudaMtpDraft:
                 ids.append(sampler.draw(probs[-1], self.length + 1 + depth, Purpose.DRAFT))
         return Proposal(tuple(ids), torch.stack(probs) if probs else None)
 
-    def _logits(self, out: torch.Tensor) -> torch.Tensor:
-        """Output head over one row [1, D]: fp32 [vocab], good until the next call."""
-        logits = self.step.buffers.logits[:1]
-        self.weights.lm_head.matvec(out, logits, self.step.workspaces)
-        return logits[0]
-
-    def _step(self, next_ids: torch.Tensor, hidden: torch.Tensor, start: int) -> torch.Tensor:
-        """Up to ``MAX_ROWS`` rows from position ``start``; out [n, D], good until the next call."""
-        buffers, rows = self.step.buffers, len(next_ids)
-        self.step.position.fill_(start)
-        x = buffers.residual[:rows]
-        joined = self._joined(next_ids, hidden)
-        self.mtp.fc.matvec(joined, x, self.step.workspaces)
-        self.step.layer(x, self.mtp.layer, self.kv)
-        out = buffers.hidden[:rows]
-        self.step.norm(x, self.mtp.norm, out)
-        return out
-
-    def _chunk(self, next_ids: torch.Tensor, hidden: torch.Tensor, start: int) -> torch.Tensor:
-        """Any number of rows from position ``start``; out [n, D]."""
-        step, dtype = self.step, self.weights.dtype
-        chunk = Chunk(self.config, step.workspaces, step.inv_freq, dtype, start)
-        x = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
-        self.mtp.fc.matmul(self._joined(next_ids, hidden), x, step.workspaces, residual=x)
-        chunk.layer(x, self.mtp.layer, self.kv)
-        return chunk.norm(x, self.mtp.norm)
-
-    def _joined(self, next_ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """``[norm_e(embedding), norm_h(hidden)]``, [n, 2 * D]."""
-        width, eps = self.config.hidden_size, self.config.rms_norm_eps
-        joined = hidden.new_empty(hidden.shape[0], 2 * width)
-        embedded = embed(next_ids, self.weights, hidden.dtype)
-        bk.rms_norm(embedded, self.mtp.pre_fc_norm_embedding, eps=eps, out=joined[:, :width])
-        bk.rms_norm(hidden, self.mtp.pre_fc_norm_hidden, eps=eps, out=joined[:, width:])
-        return joined
+    def _run(self, ids: torch.Tensor, hidden: torch.Tensor, start: int) -> torch.Tensor:
+        position = self.head.step.position
+        return self.head.run(ids, hidden, position.fill_(start))

@@ -1,0 +1,215 @@
+"""The decode loop of the CUDA backend: turns of ``cycle.py``, recorded, read a turn behind.
+
+The device needs nothing from the host between two turns, so the next one is under way before the
+tokens of this one are read. A turn too many costs nothing: the next prompt starts from its own
+state, and no position that a prompt has filled is written again before.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import bytebound_kernels as bk
+import torch
+
+from bytebound.cuda.cycle import Cycle, Form
+from bytebound.cuda.executor import CudaExecutor
+from bytebound.cuda.graphs import Recordings
+from bytebound.cuda.mtp import CudaMtpDraft
+from bytebound.cuda.sampling import Choice, token_logprob
+from bytebound.decoder import HostDecoder, Step
+from bytebound.drafts.base import Draft, Proposal
+from bytebound.errors import NonFiniteLogitsError
+from bytebound.results import TokenLogprob
+from bytebound.sampling import Sampler
+
+_IN_FLIGHT = 2  # turns that may be under way: one that is read, and one behind it
+
+
+class CudaDecoder:
+    """Implements ``bytebound.decoder.Decoder`` on the device.
+
+    A request that does not fit the device's lists (hundreds of biases, more than 20 logprobs) is
+    decoded by ``HostDecoder`` on the same executor, by the same rules.
+    """
+
+    def __init__(self, executor: CudaExecutor, draft: Draft | None, num_draft_tokens: int) -> None:
+        self.executor = executor
+        self.draft = draft
+        self.num_draft_tokens = num_draft_tokens
+        self.by_head = isinstance(draft, CudaMtpDraft)
+        self.cycle = Cycle(executor, draft.head if isinstance(draft, CudaMtpDraft) else None)
+        self._host = HostDecoder(executor, draft, num_draft_tokens)
+        self._recordings = Recordings(self._work, executor.device)
+        self._free = deque(_Report.empty(self.cycle) for _ in range(_IN_FLIGHT))
+        self._flying = deque[_Report]()
+        self._sampler: Sampler | None = None  # None: the request is the host's
+        self._form = Form(Choice(0))
+        self._remaining = 0
+
+    def warm_up(self) -> None:
+        """Run and record every form that a request without logprobs may need."""
+        counts = range(self.num_draft_tokens + 1)
+        if self.by_head or self.draft is None:
+            counts = range(self._most_drafts, self._most_drafts + 1)
+        for sampled in (False, True):
+            self._run("first", Form(Choice(0, sampled=sampled)))
+            for count in counts:
+                choice = Choice(count, sampled=sampled, drawn_drafts=sampled and self.by_head)
+                self._run("turn", Form(choice, by_head=self.by_head))
+        self.executor.reset()
+
+    @torch.inference_mode()
+    def begin(self, prompt: Sequence[int], sampler: Sampler, limit: int) -> Step:
+        """See Decoder."""
+        self._land()
+        self._sampler = None
+        if not self.cycle.sampler.takes(sampler):
+            return self._host.begin(prompt, sampler, limit)
+        self.executor.reset()
+        if self.draft is not None:
+            self.draft.begin(prompt[0])
+        row = self.executor.prefill(prompt, self.draft)
+        self._sampler, self._remaining = sampler, limit
+        self.cycle.sampler.load(sampler, prompt)
+        self.cycle.begin(row, len(prompt))
+        first = Choice(
+            0,
+            sampled=not sampler.greedy,
+            with_logprobs=sampler.params.logprobs is not None,
+        )
+        count = self._most_drafts
+        choice = replace(first, num_drafts=count, drawn_drafts=first.sampled and self.by_head)
+        self._form = Form(choice, by_head=self.by_head)
+        self._launch("first", Form(first))
+        return self._offer()
+
+    @torch.inference_mode()
+    def advance(self, taken: Sequence[int]) -> Step:
+        """See Decoder."""
+        if self._sampler is None:
+            return self._host.advance(taken)
+        self._remaining -= len(taken)
+        if self.draft is not None and not self.by_head:
+            self._launch("turn", self._guessed_by_host(self.draft, taken, self._sampler))
+            return self._offer()
+        if not self._flying:
+            self._launch("turn", self._form)
+        return self._offer()
+
+    @property
+    def _most_drafts(self) -> int:
+        return 0 if self.draft is None else self.num_draft_tokens
+
+    def _offer(self) -> Step:
+        """Start the next turn if it is needed whatever this one emits; then read this one."""
+        report = self._flying[0]
+        runs_ahead = self.draft is None or self.by_head
+        if runs_ahead and report.form.choice.num_drafts + 1 < self._remaining:
+            self._launch("turn", self._form)
+        self._flying.popleft()
+        self._free.append(report)
+        if report.event is not None:
+            report.event.synchronize()
+        words = report.words.tolist()
+        emitted = words[bk.CYCLE_HEADER :][: words[bk.CYCLE_NUM_EMITTED]]
+        if -1 in emitted:
+            self._land()
+            raise NonFiniteLogitsError(
+                "the model's logits are not all finite. Check the checkpoint with the reference "
+                "backend in float32"
+            )
+        guesses = report.ids.tolist()[1 : 1 + report.form.choice.num_drafts]
+        return Step(tuple(guesses), emitted, self._logprob_of(report))
+
+    def _logprob_of(self, report: "_Report") -> Callable[[int, int], TokenLogprob]:
+        if not report.form.choice.with_logprobs or self._sampler is None:
+            return _no_logprob
+        values, ids = report.logprob_values.tolist(), report.logprob_ids.tolist()
+        count = self._sampler.params.logprobs or 0
+        return lambda place, token: token_logprob(values[place], ids[place], count)
+
+    def _guessed_by_host(self, draft: Draft, taken: Sequence[int], sampler: Sampler) -> Form:
+        """Ask the draft for guesses and bring them to the device."""
+        hidden = self.executor.step.buffers.hidden[: len(taken)].clone()
+        draft.observe(taken, hidden)
+        count = min(self.num_draft_tokens, self._remaining - 1)
+        proposal = draft.propose(count, sampler) if count > 0 else Proposal(())
+        proposal.check(draft.name, count, self.executor.vocab_size)
+        count = len(proposal.ids)
+        if count:
+            self.cycle.ids[1 : 1 + count].copy_(torch.tensor(proposal.ids, dtype=torch.int32))
+        drawn = proposal.probs is not None and not sampler.greedy
+        if drawn and proposal.probs is not None:
+            self.cycle.sampler.draft_weights[:count].copy_(proposal.probs)
+            self.cycle.sampler.draft_totals[:count].fill_(1.0)
+        return Form(replace(self._form.choice, num_drafts=count, drawn_drafts=drawn))
+
+    def _launch(self, kind: str, form: Form) -> None:
+        """Enqueue a turn, and the copy of its result to the host."""
+        self._run(kind, form)
+        report = self._free.popleft()
+        report.fetch(self.cycle, form)
+        self._flying.append(report)
+
+    def _run(self, kind: str, form: Form) -> None:
+        self._recordings.run((kind, form))
+
+    @torch.inference_mode()
+    def _work(self, key: object) -> None:
+        match key:
+            case ("first", Form() as form):
+                self.cycle.first(form.choice)
+            case ("turn", Form() as form):
+                self.cycle.turn(form)
+            case _:
+                raise ValueError(f"no work {key!r}")
+
+    def _land(self) -> None:
+        """Forget the turns that are under way."""
+        while self._flying:
+            self._free.append(self._flying.popleft())
+
+
+@dataclass(slots=True)
+class _Report:
+    """What the host reads of one turn: in pinned memory, so that the copies wait for nobody."""
+
+    words: torch.Tensor
+    ids: torch.Tensor
+    logprob_values: torch.Tensor
+    logprob_ids: torch.Tensor
+    event: torch.cuda.Event | None
+    form: Form
+
+    @classmethod
+    def empty(cls, cycle: Cycle) -> "_Report":
+        on_gpu = cycle.words.device.type == "cuda"
+
+        def like(source: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(source.shape, dtype=source.dtype, pin_memory=on_gpu)
+
+        sampler = cycle.sampler
+        return cls(
+            like(cycle.words),
+            like(cycle.ids),
+            like(sampler.logprob_values),
+            like(sampler.logprob_ids),
+            torch.cuda.Event() if on_gpu else None,  # type: ignore[no-untyped-call]
+            Form(Choice(0)),
+        )
+
+    def fetch(self, cycle: Cycle, form: Form) -> None:
+        """Enqueue the copies behind the turn."""
+        self.form = form
+        self.words.copy_(cycle.words, non_blocking=True)
+        self.ids.copy_(cycle.ids, non_blocking=True)
+        if form.choice.with_logprobs:
+            self.logprob_values.copy_(cycle.sampler.logprob_values, non_blocking=True)
+            self.logprob_ids.copy_(cycle.sampler.logprob_ids, non_blocking=True)
+        if self.event is not None:
+            self.event.record()
+
+
+def _no_logprob(place: int, token: int) -> TokenLogprob:
+    raise RuntimeError("logprobs were not asked for")
