@@ -1,5 +1,6 @@
 """The commands put together, and the one place where an exception becomes an exit code."""
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -38,7 +39,6 @@ app = typer.Typer(
     help="Measure quality and speed of bytebound models on one yardstick.",
     add_completion=False,
     pretty_exceptions_enable=False,
-    no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _command in COMMANDS:
@@ -70,6 +70,10 @@ def bytebound_evals(
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; only a bug of this package raises."""
+    if not argv:  # wrong use, so stdout stays empty
+        with contextlib.redirect_stdout(sys.stderr):
+            run(["--help"])
+        return WRONG_USE
     try:
         code = app(list(argv), prog_name="bytebound-evals", standalone_mode=False)
         return code if isinstance(code, int) else OK
@@ -91,11 +95,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _explain(error: Exception, argv: Sequence[str]) -> None:
-    """One line for what the parser refused; a bare command asks for its help instead."""
+    """One line for what the parser refused."""
     message = str(getattr(error, "format_message", error.__str__)()).strip()
-    if type(error).__name__ == "NoArgsIsHelpError":
-        print(message, file=sys.stderr)
-        return
     names = [command.__name__.replace("_", "-") for command in COMMANDS]
     command = next((f" {word}" for word in argv if word in names), "")
     lines = " ".join(message.split("\n")).rstrip(".")

@@ -131,7 +131,7 @@ def compare(
     if unknown:
         raise IncomparableError(f"a waiver names {unknown[0]}, which is no metric here")
     rows = tuple(
-        _row(name, base.metrics.get(name), head.metrics.get(name), head, waived, widen)
+        _row(name, base.metrics.get(name), head, waived, widen, comparisons=len(names))
         for name in names
     )
     remarks = tuple(
@@ -145,11 +145,12 @@ def compare(
 def _row(
     name: str,
     base: Metric | None,
-    head: Metric | None,
     result: Result,
     waivers: Mapping[str, str],
     widen: float,
+    comparisons: int,
 ) -> Row:
+    head = result.metrics.get(name)
     some = base or head
     if some is None:
         raise ValueError(f"{name} is on neither side")
@@ -162,7 +163,8 @@ def _row(
         verdict = "MISSING"
     else:
         _same_case(name, base, head)
-        moved = change(base.samples, head.samples) if base.median else None
+        if base.median:
+            moved = change(base.samples, head.samples, comparisons=comparisons)
         verdict = verdict_of(base, head, moved, tolerance)
     reason = ""
     if verdict in FAILING and name in waivers:
