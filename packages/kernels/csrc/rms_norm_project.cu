@@ -23,6 +23,10 @@ constexpr std::int64_t kMaxD = std::int64_t{1} << 30;  // element indices are 32
 constexpr std::int64_t kColumns = 64;                  // D is a multiple of it: chunks are whole
 constexpr std::int64_t kBlocks = 128;                  // about one for each multiprocessor
 
+// Four features go into rows of up to this many threads, and two such blocks share a
+// multiprocessor.
+constexpr int kFourFeaturesThreads = 640;
+
 template <typename T>
 struct KernelArgs {
   const float* p_x;
@@ -39,8 +43,23 @@ struct KernelArgs {
   float eps;
 };
 
-// The chunk at column i of a feature's row. Beyond the matrix it is the last row once more, whose
-// products are not stored; beyond the row it is 0.
+// The chunk at column i of a row, and 0 beyond its d elements.
+__device__ __forceinline__ void load_floats(const float* p_row,
+                                            int i,
+                                            int d,
+                                            float (&b_out)[kChunk]) {
+  if (i < d) {
+    load_whole_chunk(p_row + i, b_out);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kChunk; ++j) {
+    b_out[j] = 0.0f;
+  }
+}
+
+// The same of a feature's row. Beyond the matrix it is the last row once more, whose products are
+// not stored.
 template <typename T>
 __device__ __forceinline__ uint4 load_weights(const KernelArgs<T>& args, int i_feature, int i) {
   const T* p_row = args.p_projection + min(i_feature, args.n - 1) * args.projection_row_stride;
@@ -69,7 +88,8 @@ __device__ __forceinline__ float add_products(float sum,
 
 // kLong: a thread has more chunks than its first, which alone is in registers.
 template <typename T, int kFeatures, bool kLong>
-__global__ void __launch_bounds__(kMaxBlockThreads, 1)
+__global__ void __launch_bounds__(kFeatures < 4 ? kMaxBlockThreads : kFourFeaturesThreads,
+                                  kFeatures < 4 ? 1 : 2)
     rms_norm_project_kernel(const KernelArgs<T> args) {
   __shared__ float warp_products[kFeatures][kMaxBlockThreads / kWarp];
   const int i_lane = threadIdx.x % kWarp;
@@ -90,24 +110,24 @@ __global__ void __launch_bounds__(kMaxBlockThreads, 1)
   for (int f = 0; f < kFeatures; ++f) {
     b_weights[f] = load_weights(args, i_first_feature + f, i_first);
   }
-  load_chunk<true>(args.p_weight, i_first, d, b_weight);
+  load_floats(args.p_weight, i_first, d, b_weight);
   allow_next_kernel();
   wait_for_previous_kernel();
-  load_chunk<true>(p_x, i_first, d, b_x);
+  load_floats(p_x, i_first, d, b_x);
 
   float sum = add_squares(0.0f, b_x);
 #pragma unroll 1
   for (int i = i_first + step; kLong && i < d; i += step) {
     float b_more[kChunk];
-    load_chunk<true>(p_x, i, d, b_more);
+    load_floats(p_x, i, d, b_more);
     sum = add_squares(sum, b_more);
   }
   const float factor = inverse_rms(block_sum_once(sum), d, args.eps);
 
   normalise(b_x, b_weight, factor);
   round_to<T>(b_x);
-  if (writes_row) {
-    store_chunk<true>(p_out, i_first, d, b_x);
+  if (writes_row && i_first < d) {
+    store_whole_chunk(p_out + i_first, b_x);
   }
   float sums[kFeatures];
 #pragma unroll
@@ -116,12 +136,12 @@ __global__ void __launch_bounds__(kMaxBlockThreads, 1)
   }
 #pragma unroll 1
   for (int i = i_first + step; kLong && i < d; i += step) {
-    load_chunk<true>(p_x, i, d, b_x);
-    load_chunk<true>(args.p_weight, i, d, b_weight);
+    load_floats(p_x, i, d, b_x);
+    load_floats(args.p_weight, i, d, b_weight);
     normalise(b_x, b_weight, factor);
     round_to<T>(b_x);
     if (writes_row) {
-      store_chunk<true>(p_out, i, d, b_x);
+      store_whole_chunk(p_out + i, b_x);
     }
 #pragma unroll
     for (int f = 0; f < kFeatures; ++f) {
@@ -169,14 +189,14 @@ Status run(const RmsNormProjectParams& p, void* stream) {
                               static_cast<int>(p.d),
                               p.eps};
   if (p.d > kChunk * kMaxBlockThreads) {
-    return launch_for<T, 4, true>(args, p.rows, stream);
+    return launch_for<T, 2, true>(args, p.rows, stream);
   }
   // As few features to a block as there are blocks for: no bit depends on it.
   const std::int64_t products = p.n * p.rows;
   if (products <= kBlocks) {
     return launch_for<T, 1, false>(args, p.rows, stream);
   }
-  if (products <= 2 * kBlocks) {
+  if (products <= 2 * kBlocks || rms_threads(p.d) > kFourFeaturesThreads) {
     return launch_for<T, 2, false>(args, p.rows, stream);
   }
   return launch_for<T, 4, false>(args, p.rows, stream);

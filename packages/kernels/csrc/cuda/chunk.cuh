@@ -19,6 +19,37 @@ struct alignas(kAccessBytes) Pack {
   T v[kSize];
 };
 
+// b_out = p[0 .. 7]; p is 16-byte aligned.
+template <typename T>
+__device__ __forceinline__ void load_whole_chunk(const T* p, float (&b_out)[kChunk]) {
+  constexpr int kSize = Pack<T>::kSize;
+  const auto* p_pack = reinterpret_cast<const Pack<T>*>(p);
+#pragma unroll
+  for (int i_pack = 0; i_pack < kChunk / kSize; ++i_pack) {
+    const Pack<T> b_pack = p_pack[i_pack];
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) {
+      b_out[i_pack * kSize + j] = to_float(b_pack.v[j]);
+    }
+  }
+}
+
+// p[0 .. 7] = b_in; p is 16-byte aligned.
+template <typename T>
+__device__ __forceinline__ void store_whole_chunk(T* p, const float (&b_in)[kChunk]) {
+  constexpr int kSize = Pack<T>::kSize;
+  auto* p_pack = reinterpret_cast<Pack<T>*>(p);
+#pragma unroll
+  for (int i_pack = 0; i_pack < kChunk / kSize; ++i_pack) {
+    Pack<T> b_pack;
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) {
+      b_pack.v[j] = from_float<T>(b_in[i_pack * kSize + j]);
+    }
+    p_pack[i_pack] = b_pack;
+  }
+}
+
 // b_out = p_row[i_first .. i_first + 7], and 0 beyond the row's d elements.
 // kVector promises that p_row + i_first is 16-byte aligned.
 template <bool kVector, typename T>
@@ -27,16 +58,7 @@ __device__ __forceinline__ void load_chunk(const T* p_row,
                                            int d,
                                            float (&b_out)[kChunk]) {
   if (kVector && i_first + kChunk <= d) {
-    constexpr int kSize = Pack<T>::kSize;
-    const auto* p_pack = reinterpret_cast<const Pack<T>*>(p_row + i_first);
-#pragma unroll
-    for (int i_pack = 0; i_pack < kChunk / kSize; ++i_pack) {
-      const Pack<T> b_pack = p_pack[i_pack];
-#pragma unroll
-      for (int j = 0; j < kSize; ++j) {
-        b_out[i_pack * kSize + j] = to_float(b_pack.v[j]);
-      }
-    }
+    load_whole_chunk(p_row + i_first, b_out);
     return;
   }
 #pragma unroll
@@ -52,17 +74,7 @@ __device__ __forceinline__ void store_chunk(T* p_row,
                                             int d,
                                             const float (&b_in)[kChunk]) {
   if (kVector && i_first + kChunk <= d) {
-    constexpr int kSize = Pack<T>::kSize;
-    auto* p_pack = reinterpret_cast<Pack<T>*>(p_row + i_first);
-#pragma unroll
-    for (int i_pack = 0; i_pack < kChunk / kSize; ++i_pack) {
-      Pack<T> b_pack;
-#pragma unroll
-      for (int j = 0; j < kSize; ++j) {
-        b_pack.v[j] = from_float<T>(b_in[i_pack * kSize + j]);
-      }
-      p_pack[i_pack] = b_pack;
-    }
+    store_whole_chunk(p_row + i_first, b_in);
     return;
   }
 #pragma unroll
