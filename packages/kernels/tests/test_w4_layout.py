@@ -1,11 +1,14 @@
 """The bytes of a packed four-bit matrix, by hand and round trip; no GPU."""
 
+import hashlib
+
 import pytest
 from bytebound_kernels import InvalidArgumentError, PackedW4, UnsupportedShapeError, w4_packed_bytes
 
 torch = pytest.importorskip("torch")
 
 from bytebound_kernels.ops.w4_matvec.layout import (  # noqa: E402
+    PACKED_LAYOUT_VERSION,
     interleave,
     pack_reference,
     unpack_reference,
@@ -43,6 +46,21 @@ def test_one_scale_and_zero_point_lie_where_the_drawing_says() -> None:
     assert data[4096 + 16 * 5 + 2 * 5 :][:2].view(torch.float16).item() == 0.5
     assert data[4096 + 128 + 4 * 5 + 2].item() == 11 << 4
     assert data.count_nonzero() == 2
+
+
+def test_the_version_belongs_to_these_bytes() -> None:
+    """Whoever keeps packed matrices finds out by the version alone that the bytes changed."""
+    rows, columns = torch.arange(77)[:, None], torch.arange(256)[None, :]
+    codes = ((rows * 7 + columns * 3) % 16).to(torch.uint8)
+    scale = (torch.arange(154).view(77, 2) / 64).half()
+    zero = ((rows + torch.arange(2)) % 16).to(torch.uint8)
+    packed = [pack_reference(codes, scale), pack_reference(codes, scale, zero)]
+    packed.append(
+        pack_reference(interleave(codes, codes.flip(0)), interleave(scale, scale.flip(0)))
+    )
+    digests = [hashlib.sha256(bytes(one.tolist())).hexdigest()[:16] for one in packed]
+    known = {1: ["af075f87dae83000", "20cdac6afcd36fae", "ea65c31209efdce5"]}
+    assert known == {PACKED_LAYOUT_VERSION: digests}
 
 
 @pytest.mark.parametrize("asymmetric", [False, True])

@@ -9,32 +9,36 @@ from typing import Protocol, TypedDict
 
 import torch
 
+from bytebound.backends import Backend, choose_backend
 from bytebound.checkpoint import load_checkpoint
 from bytebound.config import ModelConfig, read_json_object
 from bytebound.decoder import Decoder, HostDecoder
+from bytebound.draft_vocab import read_draft_vocab
 from bytebound.drafts import Draft, MtpDraft, NgramDraft
-from bytebound.errors import CheckpointError, InvalidSettingError
+from bytebound.errors import CheckpointError, CudaUnavailableError, InvalidSettingError
 from bytebound.executor import Executor
 from bytebound.memory import MemoryPlan, MemorySettings, byte_budget, check_fits, memory_plan
 from bytebound.names import random_shape, resolve_model
 from bytebound.reading import Progress
 from bytebound.reference.executor import PREFILL_CHUNK, ReferenceExecutor
 from bytebound.reference.layout import store_output_major
+from bytebound.reference.reduced_mtp import ReducedMtpDraft
 from bytebound.reference.rows import WINDOW
 from bytebound.settings import (
     BACKENDS,
     MAX_CUDA_DRAFT_TOKENS,
     MAX_DRAFT_TOKENS,
     check_choice,
-    check_cuda,
     check_device,
     check_draft,
     check_dtype,
     check_integer,
     check_kv_dtype,
     check_max_len,
+    use_packed_cache,
 )
 from bytebound.text.tokenizer import Tokenizer, load_tokenizer
+from bytebound.vram import allocatable_bytes, cap_process, parse_size
 
 
 class EngineParts(TypedDict):
@@ -90,50 +94,60 @@ def load_engine_parts(
     draft: str | Draft,
     num_draft_tokens: int,
     draft_vocab: str | PathLike[str] | None,
+    vram_limit: int | str | None = None,
     on_progress: Progress | None = None,
 ) -> EngineParts:
-    """Check settings, load the folder, build the parts. See ``Engine.from_pretrained``."""
+    """Check settings, load the folder, build the parts. See ``Engine.from_pretrained``.
+
+    ``vram_limit``, bytes or a text such as "32GiB", caps what this process takes of the GPU, from
+    now until it ends (``vram.cap_process``).
+    """
     check_choice("backend", backend, BACKENDS)
     check_draft(draft)
-    on_cuda = backend == "cuda"
-    if draft_vocab is not None:
-        name = "cuda" if on_cuda else "reference"
+    if draft_vocab is not None and draft != "mtp":
         raise InvalidSettingError(
-            f"draft_vocab={draft_vocab!r}: the {name} backend drafts over the whole vocabulary; "
-            "use None"
+            f"draft_vocab={str(draft_vocab)!r}: only draft='mtp' has a use for it, got {draft!r}"
         )
-    most = MAX_CUDA_DRAFT_TOKENS if on_cuda else MAX_DRAFT_TOKENS
+    limit = None if vram_limit is None else parse_size("vram_limit", vram_limit)
+    most = MAX_CUDA_DRAFT_TOKENS if backend == "cuda" else MAX_DRAFT_TOKENS
     check_integer("num_draft_tokens", num_draft_tokens, 1, most)
-    if on_cuda:
-        check_cuda(device, dtype)
     where = check_device(device)
     folder, config = find_model(path_or_name)
     kind = check_dtype(dtype, config, where)
     length = check_max_len(max_len, config)
+    chosen = choose_backend(backend, config, device, dtype)
+    if folder is None:
+        _check_random(path_or_name, backend, chosen)
     tokenizer = None if folder is None else load_tokenizer(folder)
     if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, "
             f"the model only {config.vocab_size}"
         )
+    draft_ids = None
+    if draft_vocab is not None:
+        vocab = config.vocab_size
+        draft_ids = read_draft_vocab(draft_vocab, vocab_size=vocab, tokenizer=tokenizer)
+    if limit is not None:
+        _cap(limit, where)
     parts: _Backend
-    if on_cuda:
+    if folder is None or chosen.name == "cuda":
         from bytebound.cuda.loading import load_cuda
 
+        check_integer("num_draft_tokens", num_draft_tokens, 1, MAX_CUDA_DRAFT_TOKENS)
         parts = load_cuda(
             folder,
             config,
             max_len=length,
             kv_dtype=kv_dtype,
+            num_draft_tokens=0 if draft == "none" else num_draft_tokens,
+            draft_ids=draft_ids,
+            use_packed_cache=use_packed_cache(),
             on_progress=on_progress,
-        )
-    elif folder is None:
-        raise InvalidSettingError(
-            f"{path_or_name}: random weights are made by backend='cuda' only; got {backend!r}"
         )
     else:
         check_kv_dtype(kv_dtype, kind)
-        parts = _load_reference(folder, config, length, kind, where, on_progress)
+        parts = _load_reference(folder, config, length, kind, where, draft_ids, on_progress)
     if folder is None:
         warnings.warn(
             f"{path_or_name}: the weights are random, so every token is noise; only its speed "
@@ -163,12 +177,35 @@ def find_model(path_or_name: str | PathLike[str]) -> tuple[Path | None, ModelCon
     return folder, ModelConfig.from_folder(folder)
 
 
+def _check_random(path_or_name: str | PathLike[str], asked: str, chosen: Backend) -> None:
+    """Refuse random weights without the backend that makes them."""
+    if chosen.name == "cuda":
+        return
+    if asked == "reference":
+        raise InvalidSettingError(
+            f"{path_or_name}: random weights are made by backend='cuda' only; got {asked!r}"
+        )
+    raise CudaUnavailableError(
+        f"{path_or_name}: random weights are made by backend='cuda' only, which cannot run this: "
+        f"{chosen.why_not_cuda}"
+    )
+
+
+def _cap(limit: int, device: torch.device) -> None:
+    if device.type != "cuda":
+        raise InvalidSettingError(
+            f"vram_limit={limit}: the model runs on the CPU, whose memory is not capped; use None"
+        )
+    cap_process(limit, device)
+
+
 def _load_reference(
     folder: Path,
     config: ModelConfig,
     max_len: int,
     dtype: torch.dtype,
     device: torch.device,
+    draft_ids: torch.Tensor | None,
     on_progress: Progress | None,
 ) -> _ReferenceParts:
     _check_memory(config, max_len, dtype, device)
@@ -179,10 +216,16 @@ def _load_reference(
     if device.type == "cpu" and dtype == torch.float32:
         store_output_major(weights)
     with_mtp = weights.mtp is not None
+
+    def make_mtp() -> MtpDraft:
+        if draft_ids is None:
+            return MtpDraft(weights, config, max_len=max_len)
+        return ReducedMtpDraft(weights, config, draft_ids, max_len=max_len)
+
     return _ReferenceParts(
         ReferenceExecutor(weights, config, max_len=max_len),
         with_mtp,
-        lambda: MtpDraft(weights, config, max_len=max_len),
+        make_mtp,
         plan_memory(config, max_len, dtype, with_mtp=with_mtp),
         byte_budget(
             config,
@@ -222,14 +265,19 @@ def _check_memory(
     """Refuse what cannot fit before a weight is read, and name the context that would."""
     available = available_memory(device)
     if available is not None:
-        settings = _memory_settings(dtype, with_mtp=bool(config.mtp_num_hidden_layers))
-        check_fits(config, available, max_len=max_len, settings=settings)
+        with_mtp = bool(config.mtp_num_hidden_layers)
+        check_fits(
+            lambda length: plan_memory(config, length, dtype, with_mtp=with_mtp),
+            available,
+            max_len=max_len,
+            longest=config.max_position_embeddings,
+        )
 
 
 def available_memory(device: torch.device) -> int | None:
     """Bytes that can still be taken on this device; None where nobody says."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        return allocatable_bytes(device)
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -6,7 +6,8 @@ plan says before any weight is loaded whether a setting fits and, if not, which 
 """
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 
 from bytebound import tensor_names as names
 from bytebound.config import LayerType, ModelConfig
@@ -77,7 +78,7 @@ DEFAULTS = MemorySettings()
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes held while one sequence of at most ``max_len`` positions runs."""
+    """Bytes held at most while one sequence of up to ``max_len`` positions runs, and for whom."""
 
     max_len: int
     weights: int  # decoder layers, final norm and head
@@ -89,6 +90,14 @@ class MemoryPlan:
     conv_windows: int
     verify_rows: int  # what the verify pass keeps of its rows until they are accepted or not
     scratch: int  # activations of one prefill chunk, logits, and workspaces of kernels
+    draft_head: int = 0  # rows of the head for a draft vocabulary
+    snapshots: int = 0  # budget for kept states: prefix reuse
+    loading: int = 0  # what reading the weights takes beyond what a request takes later
+    graphs: int = 0  # recorded passes
+    cuda_context: int = 0  # the CUDA context and the code of kernels: outside PyTorch's allocator
+    backend: str = "reference"
+    kv_dtype: str | None = None
+    random_weights: bool = False  # then whatever is generated is noise
 
     @property
     def total(self) -> int:
@@ -97,11 +106,15 @@ class MemoryPlan:
 
     def rows(self) -> list[tuple[str, int]]:
         """Name and bytes of each part, in the order of a table."""
-        return [(name, size) for name, size in asdict(self).items() if name != "max_len"]
+        return [(name, size) for name, size in asdict(self).items() if name not in _LABELS]
 
-    def as_dict(self) -> dict[str, int]:
-        """``max_len``, all rows and the total in bytes, for JSON."""
+    def as_dict(self) -> dict[str, int | str | None]:
+        """Labels, all rows and the total in bytes, for JSON."""
         return {**asdict(self), "total": self.total}
+
+
+_LABELS = ("max_len", "backend", "kv_dtype", "random_weights")
+PlanOf = Callable[[int], MemoryPlan]
 
 
 def byte_budget(
@@ -141,12 +154,7 @@ def memory_plan(
     Raises:
         InvalidSettingError: ``max_len`` is beyond what the model was trained for, or below 1.
     """
-    native = config.max_position_embeddings
-    if not 1 <= max_len <= native:
-        raise InvalidSettingError(
-            f"max_len is {max_len}, expected 1 to {native} (max_position_embeddings; no context "
-            "scaling is applied)"
-        )
+    check_context(config, max_len)
     matrices, small = _decoder_sizes(config)
     table = config.vocab_size * config.hidden_size
     shared_table = config.tie_word_embeddings and settings.bits_of_head == settings.embedding_bits
@@ -176,47 +184,65 @@ def memory_plan(
     )
 
 
-def largest_context(
-    config: ModelConfig,
-    limit_bytes: int,
-    *,
-    settings: MemorySettings = DEFAULTS,
-) -> int:
-    """Find the longest ``max_len`` whose plan fits; 0 where not even one position does."""
+def largest_context(plan_of: PlanOf, limit_bytes: int, longest: int) -> int:
+    """Find the longest ``max_len`` up to ``longest`` whose plan fits; 0 where none does."""
 
     def fits(length: int) -> bool:
-        plan = memory_plan(config, max_len=length, settings=settings)
-        return plan.total <= limit_bytes
+        plan = plan_of(length)
+        return plan.total - plan.snapshots <= limit_bytes
 
-    low, high = 0, config.max_position_embeddings
+    low, high = 0, longest
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
 
 
-def check_fits(
-    config: ModelConfig,
-    limit_bytes: int,
-    *,
-    max_len: int,
-    settings: MemorySettings = DEFAULTS,
-) -> MemoryPlan:
-    """Return the plan, or refuse what cannot fit and name the context that would (E43)."""
-    plan = memory_plan(config, max_len=max_len, settings=settings)
-    if plan.total <= limit_bytes:
-        return plan
-    best = largest_context(config, limit_bytes, settings=settings)
+def check_fits(plan_of: PlanOf, limit_bytes: int, *, max_len: int, longest: int) -> MemoryPlan:
+    """Return the plan for ``max_len``, or refuse it and name the context that would fit (E43).
+
+    ``plan_of(max_len)`` plans a context. Snapshots only save time: their budget shrinks, down to
+    nothing, before anything is refused.
+
+    Raises:
+        InvalidSettingError: it does not fit, or ``max_len`` is impossible.
+    """
+    plan = plan_of(max_len)
+    excess = plan.total - limit_bytes
+    if excess <= plan.snapshots:
+        return replace(plan, snapshots=plan.snapshots - max(0, excess))
+    best = largest_context(plan_of, limit_bytes, longest)
     biggest = max(plan.rows(), key=lambda row: row[1])
     way_out = (
         f"the largest max_len that fits is {best}"
         if best
         else f"no context fits; {biggest[0]} alone takes {biggest[1] / GIB:.2f} GiB"
     )
+    needed = plan.total - plan.snapshots
     raise InvalidSettingError(
-        f"max_len {max_len} needs {plan.total / GIB:.2f} GiB, {limit_bytes / GIB:.2f} GiB are "
+        f"max_len {max_len} needs {needed / GIB:.2f} GiB, {limit_bytes / GIB:.2f} GiB are "
         f"available; {way_out}"
     )
+
+
+def check_context(config: ModelConfig, max_len: int) -> None:
+    """Refuse a context that the model was not trained for.
+
+    Raises:
+        InvalidSettingError: ``max_len`` is beyond it, or below 1.
+    """
+    native = config.max_position_embeddings
+    if not 1 <= max_len <= native:
+        raise InvalidSettingError(
+            f"max_len is {max_len}, expected 1 to {native} (max_position_embeddings; no context "
+            "scaling is applied)"
+        )
+
+
+def state_bytes(config: ModelConfig, window_bytes: float) -> int:
+    """Bytes of recurrent states (float32) and conv windows of all layers: what a snapshot keeps."""
+    elements = FLOAT32_BYTES * _state_size(config) + window_bytes * _window_size(config)
+    return math.ceil(config.num_linear_layers * elements)
 
 
 def _decoder_sizes(config: ModelConfig) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Settings of an engine, each checked by itself before anything is read."""
 
 import difflib
+import os
 
 import torch
 
@@ -15,6 +16,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEFAULT_MAX_LEN = 8192
 MAX_DRAFT_TOKENS = MAX_VERIFY_ROWS - 1
 MAX_CUDA_DRAFT_TOKENS = 7  # a pass of the kernels takes eight rows
+KV_DTYPES = {"bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}  # of the CUDA backend
+# A 27B model keeps 64 KiB a position in 16 bits: 4 GiB here, 16 GiB at its longest context.
+FP8_KV_ABOVE = 65_536
+PACKED_CACHE_VARIABLE = "BYTEBOUND_PACKED_CACHE"
 
 
 def check_integer(name: str, value: int, low: int, high: int) -> int:
@@ -81,6 +86,43 @@ def check_kv_dtype(kv_dtype: str, dtype: torch.dtype) -> None:
         )
 
 
+def check_cuda_kv_dtype(kv_dtype: str, max_len: int) -> torch.dtype:
+    """What the CUDA backend keeps KV in; "auto" is bfloat16 up to ``FP8_KV_ABOVE``, fp8 beyond."""
+    if kv_dtype == "auto":
+        kv_dtype = "fp8" if max_len > FP8_KV_ABOVE else "bfloat16"
+    if kv_dtype not in KV_DTYPES:
+        raise InvalidSettingError(
+            f"kv_dtype={kv_dtype!r}: expected one of auto, {', '.join(KV_DTYPES)} with "
+            "backend='cuda'"
+        )
+    return KV_DTYPES[kv_dtype]
+
+
+def use_packed_cache() -> bool:
+    """Whether 4-bit folders are kept in the kernels' form: unless the environment says "0".
+
+    Raises:
+        InvalidSettingError: ``BYTEBOUND_PACKED_CACHE`` is neither "0" nor "1".
+    """
+    value = os.environ.get(PACKED_CACHE_VARIABLE, "1")
+    if value not in ("0", "1"):
+        raise InvalidSettingError(f"{PACKED_CACHE_VARIABLE}={value!r}: expected '0' or '1'")
+    return value == "1"
+
+
+def cuda_problem() -> str | None:
+    """Say why no kernel can run here; None where one can. Asks the driver at the first call."""
+    try:
+        import bytebound_kernels
+        import bytebound_kernels.prefill
+    except ImportError as error:
+        return str(error)
+    problem = bytebound_kernels.cuda_problem()
+    if problem is None and not torch.cuda.is_available():
+        problem = "this PyTorch is built without CUDA"
+    return None if problem is None else problem.rstrip(".")
+
+
 def check_cuda(device: str | torch.device | None, dtype: str | torch.dtype | None) -> None:
     """Refuse the CUDA backend where it cannot run, and settings that are not its own."""
     if dtype is not None and str(dtype).removeprefix("torch.") != "bfloat16":
@@ -88,19 +130,10 @@ def check_cuda(device: str | torch.device | None, dtype: str | torch.dtype | Non
             f"dtype={dtype!r}: backend='cuda' computes in bfloat16; use None, or "
             "backend='reference'"
         )
-    try:
-        import bytebound_kernels
-        import bytebound_kernels.prefill
-    except ImportError as error:
-        raise CudaUnavailableError(
-            f"backend='cuda': {error}; use backend='reference', which needs no kernels"
-        ) from error
-    problem = bytebound_kernels.cuda_problem()
-    if problem is None and not torch.cuda.is_available():
-        problem = "this PyTorch is built without CUDA"
+    problem = cuda_problem()
     if problem is not None:
         raise CudaUnavailableError(
-            f"backend='cuda': {problem.rstrip('.')}; use backend='reference', which runs everywhere"
+            f"backend='cuda': {problem}; use backend='reference', which runs everywhere"
         )
     where = check_device(device)
     if where != torch.device("cuda") and where.index != torch.cuda.current_device():

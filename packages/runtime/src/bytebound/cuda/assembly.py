@@ -106,10 +106,15 @@ def packable(matrix: StoredMatrix) -> PackableMatrix | None:
         words, zeros = _words(matrix.codes()), matrix.zeros()
         zero_point = None
         if not bool((zeros == MIDDLE).all()):
-            zero_point = _words(zeros.T).T.contiguous()
+            zero_point = zero_words(zeros)
     if scale is None:
         return None
     return PackableMatrix(words.contiguous(), scale.contiguous(), zero_point)
+
+
+def zero_words(zeros: torch.Tensor) -> torch.Tensor:
+    """Zero points uint8 [N, groups] as ``w4_pack`` reads them: int32 [ceil(N / 8), groups]."""
+    return _words(zeros.T).T.contiguous()
 
 
 def _all_packable(members: list[Weight]) -> list[PackableMatrix]:

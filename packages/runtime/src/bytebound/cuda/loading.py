@@ -1,10 +1,9 @@
 """From a folder, or a shape with random weights, to the parts of an engine on the GPU."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import bytebound_kernels as bk
 import torch
 
 from bytebound import tensor_names as names
@@ -13,25 +12,24 @@ from bytebound.config import ModelConfig
 from bytebound.cuda import fusion
 from bytebound.cuda.assembly import Assembly
 from bytebound.cuda.decoder import CudaDecoder
+from bytebound.cuda.draft_head import stored_draft_head
 from bytebound.cuda.executor import CudaExecutor
 from bytebound.cuda.matrices import DenseMatrix
-from bytebound.cuda.memory import memory_settings
+from bytebound.cuda.memory import Card, CudaMemory, Stored
 from bytebound.cuda.mtp import CudaMtpDraft, MtpHead
+from bytebound.cuda.packed_cache import PackedCache, Weights
+from bytebound.cuda.packed_file import PackedFile
 from bytebound.cuda.random_weights import random_weights
 from bytebound.cuda.shapes import check_shape
 from bytebound.cuda.weights import ModelWeights, model_weights
 from bytebound.drafts.base import Draft
-from bytebound.errors import InvalidSettingError
-from bytebound.memory import MemoryPlan, MemorySettings, byte_budget, check_fits
+from bytebound.memory import MemoryPlan, check_fits
 from bytebound.reading import Progress, read_weights
+from bytebound.settings import check_cuda_kv_dtype
 from bytebound.shards import StoredTensor
+from bytebound.vram import allocatable_bytes
 
 DTYPE = torch.bfloat16  # of the activations
-KV_DTYPES = {
-    "auto": torch.bfloat16,
-    "bfloat16": torch.bfloat16,
-    "fp8": torch.float8_e4m3fn,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,54 +55,65 @@ def load_cuda(
     *,
     max_len: int,
     kv_dtype: str,
+    num_draft_tokens: int,
+    draft_ids: torch.Tensor | None = None,
+    use_packed_cache: bool = True,
     on_progress: Progress | None = None,
 ) -> CudaParts:
     """Check shape and memory, load the weights, compile what prompts need.
 
-    ``folder`` None stands for random weights.
+    ``folder`` None stands for random weights. ``draft_ids`` int32 [N] is the draft vocabulary.
+    ``num_draft_tokens`` is 0 without drafts. A folder with 4-bit matrices is kept in the kernels'
+    form beside it, if ``use_packed_cache``, and read from there the next time.
     """
-    if kv_dtype not in KV_DTYPES:
-        raise InvalidSettingError(
-            f"kv_dtype={kv_dtype!r}: expected one of {', '.join(KV_DTYPES)} with backend='cuda'"
-        )
     check_shape(config)
+    kind = check_cuda_kv_dtype(kv_dtype, max_len)
     device = torch.device("cuda", torch.cuda.current_device())
     stored = None if folder is None else read_headers(folder, config)
     with_mtp = bool(config.mtp_num_hidden_layers) if stored is None else stored.with_mtp
-    settings = memory_settings(
+    cache = None
+    if folder is not None and stored is not None and stored.packed and use_packed_cache:
+        cache = PackedCache.of(folder, config, stored, device=device, dtype=DTYPE)
+    found = None if cache is None else cache.find()
+    memory = CudaMemory(
         config,
-        None if stored is None else dict(stored.packed),
-        names.TEXT_PREFIX if stored is None else stored.prefix,
-        with_mtp=with_mtp,
-        max_len=max_len,
-        kv_dtype=KV_DTYPES[kv_dtype],
-        product_bytes=bk.matvec_workspace_bytes(device.index)
-        + bk.w4_matmul_workspace_bytes(device.index),
+        Stored.of(
+            config,
+            None if stored is None else stored.packed,
+            names.TEXT_PREFIX if stored is None else stored.prefix,
+            with_mtp=with_mtp,
+            in_one_piece=found is not None,
+        ),
+        Card.of(device),
+        kind,
+        draft_ids=0 if draft_ids is None or not with_mtp else draft_ids.numel(),
+        num_draft_tokens=num_draft_tokens,
     )
-    available = int(torch.cuda.mem_get_info(device)[0])
-    plan = check_fits(config, available, max_len=max_len, settings=settings)
+    available = allocatable_bytes(device) + memory.card.context_bytes
+    longest = config.max_position_embeddings
+    plan = check_fits(memory.plan, available, max_len=max_len, longest=longest)
     if folder is None or stored is None:
-        weights = random_weights(config, dtype=DTYPE, device=device)
+        weights = random_weights(config, dtype=DTYPE, device=device, draft_ids=draft_ids)
     else:
-        weights = load_weights(folder, config, stored, device=device, on_progress=on_progress)
-    executor = CudaExecutor(
-        weights,
-        config,
-        max_len=max_len,
-        kv_dtype=KV_DTYPES[kv_dtype],
-    )
+        weights = load_weights(
+            folder, config, stored, device=device, cache=cache, found=found, on_progress=on_progress
+        )
+        if draft_ids is not None and weights.mtp is not None:
+            head = stored_draft_head(stored, weights.lm_head, draft_ids)
+            ids = draft_ids.to(device)
+            weights = replace(weights, mtp=replace(weights.mtp, draft_head=head, draft_ids=ids))
+    torch.cuda.empty_cache()  # what the stored form took until it was packed
+    executor = CudaExecutor(weights, config, max_len=max_len, kv_dtype=kind)
     executor.warm_up()
     workspaces = executor.step.workspaces
     return CudaParts(
         executor,
         with_mtp,
         lambda: CudaMtpDraft(
-            MtpHead.empty(
-                weights, config, workspaces, max_len=max_len, kv_dtype=KV_DTYPES[kv_dtype]
-            )
+            MtpHead.empty(weights, config, workspaces, max_len=max_len, kv_dtype=kind)
         ),
         plan,
-        _bytes_per_token(config, settings),
+        memory.bytes_per_token(),
     )
 
 
@@ -115,34 +124,70 @@ def load_weights(
     *,
     device: torch.device,
     dtype: torch.dtype = DTYPE,
+    cache: PackedCache | None = None,
+    found: PackedFile | None = None,
     on_progress: Progress | None = None,
 ) -> ModelWeights:
     """Read the folder into fused matrices: packed ones in 4 bits, the rest in ``dtype``.
 
+    ``found`` is what ``cache`` holds of them; without it they are read from the folder, and kept in
+    ``cache``.
+
     Raises:
         CheckpointError: values are not what they must be.
     """
+    prefix = stored.prefix
+    parts = None
+    if cache is not None and found is not None:
+        parts = cache.load(found, on_progress)
+    if parts is None:
+        own, rest = _halves(on_progress) if cache is not None else (on_progress, None)
+        parts = _read(config, stored, device, dtype, own)
+        if config.tie_word_embeddings:
+            tensors = {name: one for name, one in parts.items() if isinstance(one, torch.Tensor)}
+            output_head(folder, config, tensors, prefix)  # a stored head must be the table
+            parts.pop(fusion.HEAD, None)
+        if cache is not None:
+            cache.save(parts, rest)
+    if config.tie_word_embeddings:
+        table = parts[prefix + names.EMBEDDING]
+        if isinstance(table, torch.Tensor):
+            parts[fusion.HEAD] = DenseMatrix(table)
+    return model_weights(config, parts, prefix, with_mtp=stored.with_mtp)
+
+
+def _read(
+    config: ModelConfig,
+    stored: StoredModel,
+    device: torch.device,
+    dtype: torch.dtype,
+    on_progress: Progress | None,
+) -> Weights:
+    """All matrices and tensors from the folder's own files, by their names."""
 
     def dtype_of(one: StoredTensor) -> torch.dtype:
         return torch.float32 if len(one.shape) == 1 else dtype
 
-    prefix = stored.prefix
-    assembly = Assembly(fusion.plan(config, prefix, with_mtp=stored.with_mtp), dtype)
+    assembly = Assembly(fusion.plan(config, stored.prefix, with_mtp=stored.with_mtp), dtype)
     for name, weight in read_weights(
         stored.tensors, stored.packed, dtype_of=dtype_of, device=device, on_progress=on_progress
     ):
         assembly.add(name, weight)
-    parts = assembly.parts
-    if config.tie_word_embeddings:
-        tensors = {name: one for name, one in parts.items() if isinstance(one, torch.Tensor)}
-        parts[fusion.HEAD] = DenseMatrix(output_head(folder, config, tensors, prefix))
-    return model_weights(config, parts, prefix, with_mtp=stored.with_mtp)
+    return assembly.parts
 
 
-def _bytes_per_token(config: ModelConfig, settings: MemorySettings) -> float:
-    return byte_budget(
-        config,
-        bits_per_weight=settings.bits_per_weight,
-        kv_bytes=settings.kv_bytes,
-        small_bytes=DTYPE.itemsize,
-    ).total
+def _halves(on_progress: Progress | None) -> tuple[Progress | None, Progress | None]:
+    """Two jobs of about the same number of bytes, reported as one: reading, then keeping."""
+    if on_progress is None:
+        return None, None
+    half = 0
+
+    def first(done: int, total: int) -> None:
+        nonlocal half
+        half = total
+        on_progress(done, 2 * total)
+
+    def second(done: int, total: int) -> None:
+        on_progress(half + half * done // total, 2 * half)
+
+    return first, second

@@ -1,5 +1,12 @@
-"""What the CUDA backend will hold, from headers alone: nothing of the weights is read."""
+"""What the CUDA backend will hold, from config and headers alone: nothing of the weights is read.
 
+Every number here stands for an allocation somewhere in this package: whoever adds a tensor that
+lives as long as the engine, or that a prompt needs, adds it here. Sizes are those that PyTorch's
+allocator takes for them, which rounds a large tensor up to whole 2 MiB.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import bytebound_kernels as bk
@@ -13,78 +20,276 @@ from bytebound.cuda.assembly import GROUP
 from bytebound.cuda.executor import PREFILL_CHUNK
 from bytebound.cuda.fusion import Fusion
 from bytebound.cuda.state import MAX_ROWS, cache_positions
-from bytebound.memory import MemorySettings
+from bytebound.memory import FLOAT32_BYTES, MemoryPlan, byte_budget, check_context, state_bytes
 from bytebound.quantized import PackedMatrix
 from bytebound.tensor_names import Shape
+from bytebound.vram import LATER_BYTES, MIB, NOMINAL_CONTEXT_BYTES, outside_bytes
 
-_BITS = 16.0  # of a matrix that is not packed, and of an activation
-_SCALE_BYTES = 4  # of one key or value in a float8 cache
+BYTES = 2  # of an activation, of a weight that is not packed, of a key or value in 16 bits
+SNAPSHOTS = 4  # states that the default budget keeps
+MAX_SNAPSHOT_BYTES = 1 << 30
+TOP_LOGPROBS = 20
+FLOAT64_BYTES = 8
+GRAPH_NODE_BYTES = 8 << 10  # device memory of one recorded kernel, measured
+NODES_OF_A_LAYER = 12
+LIBRARY_BYTES = 33 * MIB  # workspace of the library's matrix product
+SLACK_BYTES = 22 * MIB  # allocator segments for small and for medium tensors that are not full
+_LARGE, _LARGE_STEP, _STEP = 10 * MIB, 2 * MIB, 512  # of PyTorch's allocator
+_NOMINAL_PRODUCT_BYTES = 16 * MIB
 
 
-def memory_settings(
-    config: ModelConfig,
-    packed: dict[str, PackedMatrix] | None,
-    prefix: str,
-    *,
-    with_mtp: bool,
-    max_len: int,
-    kv_dtype: torch.dtype,
-    product_bytes: int,
-) -> MemorySettings:
-    """Settings for ``bytebound.memory``; ``packed`` None stands for random weights, all in 4 bits.
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What the plan needs to know of a GPU."""
 
-    ``product_bytes`` are the workspaces of the matrix products on this card.
-    """
-    shapes = {**names.model_shapes(config, prefix=prefix), **names.head_shape(config)}
-    if with_mtp:
-        shapes |= names.mtp_shapes(config)
-    decoder, head, mtp = list[_Held](), list[_Held](), list[_Held]()
-    for one in fusion.plan(config, prefix, with_mtp=with_mtp):
-        is_mtp = one.name.startswith(names.MTP_PREFIX)
-        group = mtp if is_mtp else head if one.name == fusion.HEAD else decoder
-        group.append(_held(one, shapes, packed))
-    kv_bytes: float = kv_dtype.itemsize
-    if kv_dtype.itemsize == 1:
-        kv_bytes += _SCALE_BYTES / config.head_dim
-    chunk = min(PREFILL_CHUNK, max_len)
-    workspaces = product_bytes + bk.attention_decode_workspace_bytes(
-        MAX_ROWS, config.num_attention_heads, cache_positions(max_len)
-    )
-    unpacked = max((one.elements for one in decoder + mtp if one.packed), default=0)
-    workspaces += int(unpacked * _BITS / 8)
-    workspaces += many.gdn_prefill_workspace_bytes(
-        chunk, key_heads=config.linear_num_key_heads, value_heads=config.linear_num_value_heads
-    )
-    return MemorySettings(
-        bits_per_weight=_bits(decoder),
-        head_bits=_bits(head),
-        mtp_bits=_bits(mtp),
-        small_bits=32.0,
-        kv_bytes=kv_bytes,
-        mtp=with_mtp,
-        chunk_rows=PREFILL_CHUNK,
-        verify_rows=MAX_ROWS,
-        window_bytes=2.0,
-        workspace_bytes=workspaces,
-    )
+    product_bytes: int  # workspaces of the matrix products
+    context_bytes: int  # outside PyTorch's allocator
+
+    @classmethod
+    def of(cls, device: torch.device) -> "Card":
+        """Ask a device."""
+        index = device.index or 0
+        product = bk.matvec_workspace_bytes(index) + bk.w4_matmul_workspace_bytes(index)
+        return cls(product, outside_bytes(device))
+
+    @classmethod
+    def nominal(cls) -> "Card":
+        """A card like many, where there is none to ask."""
+        return cls(_NOMINAL_PRODUCT_BYTES, NOMINAL_CONTEXT_BYTES + LATER_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the headers of a folder say, or a shape alone."""
+
+    shapes: Mapping[str, Shape]
+    packed: Mapping[str, PackedMatrix] | None  # None: random weights, all in 4 bits
+    prefix: str
+    with_mtp: bool
+    in_one_piece: bool = False  # read from the packed cache: one allocation, and nothing beside it
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        packed: Mapping[str, PackedMatrix] | None,
+        prefix: str,
+        *,
+        with_mtp: bool,
+        in_one_piece: bool = False,
+    ) -> "Stored":
+        """Collect the shapes that go with it."""
+        shapes = {**names.model_shapes(config, prefix=prefix), **names.head_shape(config)}
+        if with_mtp:
+            shapes |= names.mtp_shapes(config)
+        return cls(shapes, packed, prefix, with_mtp, in_one_piece)
+
+
+@dataclass(frozen=True, slots=True)
+class CudaMemory:
+    """Plans any context for one model on one card."""
+
+    config: ModelConfig
+    stored: Stored
+    card: Card
+    kv_dtype: torch.dtype
+    draft_ids: int = 0  # size of the draft vocabulary
+    num_draft_tokens: int = 0
+    snapshot_bytes: int | None = None  # None: four states, at most 1 GiB
+
+    def plan(self, max_len: int) -> MemoryPlan:
+        """Bytes held at most with a context of ``max_len``.
+
+        Raises:
+            InvalidSettingError: the model was not trained for such a context.
+        """
+        config, stored = self.config, self.stored
+        check_context(config, max_len)
+        matrices = self._matrices()
+        decoder = [one for one in matrices if not one.name.startswith(names.MTP_PREFIX)]
+        mtp = [one for one in matrices if one.name.startswith(names.MTP_PREFIX)]
+        small = [size for name, size in self._vectors() if not name.startswith(names.MTP_PREFIX)]
+        small_mtp = [size for name, size in self._vectors() if name.startswith(names.MTP_PREFIX)]
+        table = config.vocab_size * config.hidden_size * BYTES
+        kv = self._kv(max_len)
+        mtp_kv = kv if stored.with_mtp else 0
+        states = state_bytes(config, BYTES)
+        windows = states - state_bytes(config, 0)
+        kept, scratch = self._kept_rows(), self._scratch(max_len, matrices)
+        later = config.num_attention_layers * kv + mtp_kv + states + kept + scratch
+        budget = min(MAX_SNAPSHOT_BYTES, SNAPSHOTS * states)
+        return MemoryPlan(
+            max_len=max_len,
+            weights=self._taken(one.num_bytes for one in decoder) + self._taken(small),
+            embedding=self._taken([table]),
+            mtp_weights=self._taken(one.num_bytes for one in mtp) + self._taken(small_mtp),
+            kv=config.num_attention_layers * kv,
+            mtp_kv=mtp_kv,
+            gdn_state=states - windows,
+            conv_windows=windows,
+            verify_rows=kept,
+            scratch=scratch,
+            draft_head=self._draft_head(matrices),
+            snapshots=budget if self.snapshot_bytes is None else self.snapshot_bytes,
+            loading=max(0, self._transient(matrices) - later),
+            graphs=self._graphs(),
+            cuda_context=self.card.context_bytes,
+            backend="cuda",
+            kv_dtype="fp8" if self.kv_dtype.itemsize == 1 else "bfloat16",
+            random_weights=stored.packed is None,
+        )
+
+    def bytes_per_token(self) -> float:
+        """Bytes that a plain decode step moves at 1,024 cached positions."""
+        decoder = [one for one in self._matrices() if not one.name.startswith(names.MTP_PREFIX)]
+        elements = sum(one.elements for one in decoder)
+        bits = 8 * sum(one.num_bytes for one in decoder) / elements if elements else 8.0 * BYTES
+        return byte_budget(
+            self.config,
+            bits_per_weight=bits,
+            kv_bytes=_kv_element_bytes(self.config, self.kv_dtype),
+            small_bytes=BYTES,
+        ).total
+
+    def _matrices(self) -> list["_Held"]:
+        stored = self.stored
+        plan = fusion.plan(self.config, stored.prefix, with_mtp=stored.with_mtp)
+        return [_held(one, stored.shapes, stored.packed) for one in plan]
+
+    def _vectors(self) -> Iterator[tuple[str, int]]:
+        """Everything that is no matrix: the convolution in 16 bits, the rest in 32."""
+        for name, shape in self.stored.shapes.items():
+            if len(shape) != 2:
+                yield name, math.prod(shape) * (FLOAT32_BYTES if len(shape) == 1 else BYTES)
+
+    def _taken(self, sizes: Iterable[float]) -> int:
+        return sum(math.ceil(one) if self.stored.in_one_piece else taken(one) for one in sizes)
+
+    def _kv(self, max_len: int) -> int:
+        """Keys and values of one layer."""
+        config = self.config
+        one = config.num_key_value_heads * cache_positions(max_len)
+        sizes = 2 * [one * config.head_dim * self.kv_dtype.itemsize]
+        if self.kv_dtype.itemsize == 1:
+            sizes += 2 * [one * FLOAT32_BYTES]
+        return sum(map(taken, sizes))
+
+    def _kept_rows(self) -> int:
+        """Projections of the rows of a pass, and of those of the pass before."""
+        config = self.config
+        width = 2 * config.conv_channels + config.value_dim + 4 * config.linear_num_value_heads
+        return config.num_linear_layers * MAX_ROWS * width * BYTES
+
+    def _draft_head(self, matrices: list["_Held"]) -> int:
+        if not self.draft_ids:
+            return 0
+        config = self.config
+        head = [one for one in matrices if one.name == fusion.HEAD]
+        num_bytes = self.draft_ids * config.hidden_size * BYTES
+        if head and head[0].packed:
+            num_bytes = bk.w4_packed_bytes(
+                self.draft_ids, config.hidden_size, asymmetric=head[0].asymmetric
+            )
+        return taken(num_bytes) + self.draft_ids * 4
+
+    def _graphs(self) -> int:
+        """Recordings: the first token, and a turn for each number of guesses; greedy and drawn."""
+        guesses = self.num_draft_tokens
+        layers = self.config.num_hidden_layers + 2 + guesses
+        turns = 2 * (guesses + 1)
+        return turns * layers * NODES_OF_A_LAYER * GRAPH_NODE_BYTES
+
+    def _transient(self, matrices: list["_Held"]) -> int:
+        """What lies beside the largest matrix while it is packed: its stored form."""
+        if self.stored.in_one_piece:
+            return 0
+        return max((taken(one.num_bytes) for one in matrices if one.packed), default=0)
+
+    def _scratch(self, max_len: int, matrices: list["_Held"]) -> int:
+        config = self.config
+        heads, vocab = config.num_attention_heads, config.vocab_size
+        unpacked = max(
+            (one.elements for one in matrices if one.packed and one.name != fusion.HEAD), default=0
+        )
+        sizes = [
+            self.card.product_bytes,
+            bk.attention_decode_workspace_bytes(MAX_ROWS, heads, cache_positions(max_len)),
+            unpacked * BYTES,
+            *(1 + self.stored.with_mtp) * [MAX_ROWS * vocab * FLOAT32_BYTES],  # logits
+            # Of DeviceSampler: adjusted logits, the weights that draws and guesses are made by.
+            MAX_ROWS * vocab * FLOAT32_BYTES,
+            *2 * [MAX_ROWS * vocab * FLOAT64_BYTES],
+            vocab * (1 + FLOAT32_BYTES),
+            bk.sample_workspace_bytes(MAX_ROWS, vocab),
+            *(
+                bk.logprobs_workspace_bytes(rows, vocab, TOP_LOGPROBS)
+                for rows in range(1, MAX_ROWS + 1)
+            ),
+            (1 + self.stored.with_mtp) * MAX_ROWS * self._step_row_bytes(),
+            min(PREFILL_CHUNK, max_len) * self._chunk_row_bytes(),
+        ]
+        return sum(map(taken, sizes)) + LIBRARY_BYTES + SLACK_BYTES
+
+    def _step_row_bytes(self) -> int:
+        """One row of ``Buffers``, its logits apart."""
+        config = self.config
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        sixteen_bit = (
+            2 * config.hidden_size + 3 * queries + 2 * keys + config.value_dim
+            + config.intermediate_size
+        )  # fmt: skip
+        return config.hidden_size * FLOAT32_BYTES + sixteen_bit * BYTES + 4
+
+    def _chunk_row_bytes(self) -> int:
+        """What is alive of one row of a prompt in the widest part of a layer."""
+        config, width = self.config, self.config.hidden_size
+        queries = config.num_attention_heads * config.head_dim
+        qkv = 2 * queries + 2 * config.num_key_value_heads * config.head_dim
+        workspace = many.attention_prefill_workspace_bytes(1024, config.num_attention_heads) / 1024
+        attention = BYTES * (qkv + queries) + max(workspace, BYTES * width)
+        workspace = (
+            many.gdn_prefill_workspace_bytes(
+                1024,
+                key_heads=config.linear_num_key_heads,
+                value_heads=config.linear_num_value_heads,
+            )
+            / 1024
+        )
+        delta = BYTES * (
+            config.conv_channels + 2 * config.value_dim + 2 * config.linear_num_value_heads
+        ) + max(workspace, BYTES * width)
+        mlp = 3 * BYTES * config.intermediate_size  # gate, up, and their product
+        # The residual; two normed inputs; hidden rows of this chunk and of the one before.
+        return math.ceil(width * (FLOAT32_BYTES + 4 * BYTES) + max(attention, delta, mlp))
+
+
+def taken(num_bytes: float) -> int:
+    """Bytes that PyTorch's allocator takes for a tensor of so many."""
+    step = _LARGE_STEP if num_bytes >= _LARGE else _STEP
+    return math.ceil(num_bytes / step) * step
+
+
+def _kv_element_bytes(config: ModelConfig, kv_dtype: torch.dtype) -> float:
+    """Bytes of one key or value, its share of a scale included."""
+    scale = FLOAT32_BYTES / config.head_dim if kv_dtype.itemsize == 1 else 0.0
+    return kv_dtype.itemsize + scale
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
     """One matrix on the GPU."""
 
+    name: str
     elements: int
     num_bytes: float
     packed: bool
+    asymmetric: bool = False
 
 
-def _bits(matrices: list[_Held]) -> float:
-    """Bits that a weight takes on average over these matrices, padding rows included."""
-    elements = sum(one.elements for one in matrices)
-    return 8 * sum(one.num_bytes for one in matrices) / elements if elements else _BITS
-
-
-def _held(one: Fusion, shapes: dict[str, Shape], packed: dict[str, PackedMatrix] | None) -> _Held:
+def _held(
+    one: Fusion, shapes: Mapping[str, Shape], packed: Mapping[str, PackedMatrix] | None
+) -> _Held:
     rows, columns = sum(shapes[name][0] for name in one.members), shapes[one.members[0]][1]
     schemes = [
         None if packed is None else packed[name].scheme
@@ -94,12 +299,10 @@ def _held(one: Fusion, shapes: dict[str, Shape], packed: dict[str, PackedMatrix]
     odd = [each for each in schemes if each and (each.group_size != GROUP or each.reordered)]
     whole = len(schemes) == len(one.members) and not odd and columns % GROUP == 0
     if one.form == "dense" or not whole:
-        return _Held(rows * columns, rows * columns * _BITS / 8, packed=False)
+        return _Held(one.name, rows * columns, rows * columns * BYTES, packed=False)
     gated = one.form == "gated"
+    asymmetric = any(each is not None and not each.symmetric for each in schemes)
     num_bytes = bk.w4_packed_bytes(
-        rows // 2 if gated else rows,
-        columns,
-        asymmetric=any(each is not None and not each.symmetric for each in schemes),
-        interleaved=gated,
+        rows // 2 if gated else rows, columns, asymmetric=asymmetric, interleaved=gated
     )
-    return _Held(rows * columns, num_bytes, packed=True)
+    return _Held(one.name, rows * columns, num_bytes, packed=True, asymmetric=asymmetric)

@@ -5,6 +5,8 @@ trained model would not take. The same seed gives the same weights on the same d
 """
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -21,9 +23,17 @@ _CODE_SPREAD = math.sqrt((16**2 - 1) / 12)  # standard deviation of a code from 
 
 
 def random_weights(
-    config: ModelConfig, *, dtype: torch.dtype, device: torch.device, seed: int = 0
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int = 0,
+    draft_ids: torch.Tensor | None = None,
 ) -> ModelWeights:
-    """Build every weight; matrices in 4 bits where their inputs are whole groups."""
+    """Build every weight; matrices in 4 bits where their inputs are whole groups.
+
+    ``draft_ids`` int32 [N] asks for a draft head of so many rows, which are random as well.
+    """
     source = torch.Generator(device).manual_seed(seed)
     prefix, with_mtp = names.TEXT_PREFIX, bool(config.mtp_num_hidden_layers)
     shapes = {**names.model_shapes(config, prefix=prefix), **names.head_shape(config)}
@@ -41,11 +51,18 @@ def random_weights(
         table = parts[prefix + names.EMBEDDING]
         if isinstance(table, torch.Tensor):
             parts[fusion.HEAD] = DenseMatrix(table)
-    return model_weights(config, parts, prefix, with_mtp=with_mtp)
+    weights = model_weights(config, parts, prefix, with_mtp=with_mtp)
+    if draft_ids is None or weights.mtp is None:
+        return weights
+    rows = Fusion(fusion.HEAD, (names.HEAD,))
+    shapes = {names.HEAD: (draft_ids.numel(), config.hidden_size)}
+    draft_head = _matrix(rows, shapes, dtype, source)
+    mtp = replace(weights.mtp, draft_head=draft_head, draft_ids=draft_ids.to(device))
+    return replace(weights, mtp=mtp)
 
 
 def _matrix(
-    one: Fusion, shapes: dict[str, names.Shape], dtype: torch.dtype, source: torch.Generator
+    one: Fusion, shapes: Mapping[str, names.Shape], dtype: torch.dtype, source: torch.Generator
 ) -> Matrix:
     gated = one.form == "gated"
     columns = shapes[one.members[0]][1]

@@ -1,5 +1,7 @@
 """What the kernels can run: a config is held against it before a weight is read."""
 
+from collections.abc import Iterator
+
 from bytebound.config import ModelConfig
 from bytebound.errors import UnsupportedShapeError
 
@@ -18,20 +20,31 @@ def check_shape(config: ModelConfig) -> None:
     Raises:
         UnsupportedShapeError: names the field, its value, and the backend that takes it.
     """
+    problem = shape_problem(config)
+    if problem is not None:
+        raise UnsupportedShapeError(f"{problem}. Use backend='reference', which runs any shape")
+
+
+def shape_problem(config: ModelConfig) -> str | None:
+    """Say which dimension has no kernel; None where all have one."""
+    return next(_problems(config), None)
+
+
+def _problems(config: ModelConfig) -> Iterator[str]:
     if config.num_attention_layers or config.mtp_num_hidden_layers:
-        _exactly("head_dim", config.head_dim, HEAD_DIM)
+        yield from _exactly("head_dim", config.head_dim, HEAD_DIM)
         if config.rotary_dim % ROTARY_STEP:
-            raise _refusal(
+            yield _problem(
                 "partial_rotary_factor",
                 f"{config.partial_rotary_factor:g}, which turns {config.rotary_dim} dims",
                 f"a multiple of {ROTARY_STEP}",
             )
     if config.num_linear_layers:
-        _exactly("linear_key_head_dim", config.linear_key_head_dim, DELTA_HEAD_DIM)
-        _exactly("linear_value_head_dim", config.linear_value_head_dim, DELTA_HEAD_DIM)
-        _exactly("linear_conv_kernel_dim", config.linear_conv_kernel_dim, CONV_TAPS)
+        yield from _exactly("linear_key_head_dim", config.linear_key_head_dim, DELTA_HEAD_DIM)
+        yield from _exactly("linear_value_head_dim", config.linear_value_head_dim, DELTA_HEAD_DIM)
+        yield from _exactly("linear_conv_kernel_dim", config.linear_conv_kernel_dim, CONV_TAPS)
         if config.linear_num_value_heads > MAX_HEAD_RATIO * config.linear_num_key_heads:
-            raise _refusal(
+            yield _problem(
                 "linear_num_value_heads",
                 str(config.linear_num_value_heads),
                 f"at most {MAX_HEAD_RATIO} times linear_num_key_heads",
@@ -39,16 +52,13 @@ def check_shape(config: ModelConfig) -> None:
     for field in ("hidden_size", "intermediate_size"):
         value = getattr(config, field)
         if value % COLUMNS:
-            raise _refusal(field, str(value), f"a multiple of {COLUMNS}")
+            yield _problem(field, str(value), f"a multiple of {COLUMNS}")
 
 
-def _exactly(field: str, value: int, wanted: int) -> None:
+def _exactly(field: str, value: int, wanted: int) -> Iterator[str]:
     if value != wanted:
-        raise _refusal(field, str(value), str(wanted))
+        yield _problem(field, str(value), str(wanted))
 
 
-def _refusal(field: str, got: str, expected: str) -> UnsupportedShapeError:
-    return UnsupportedShapeError(
-        f"{field} is {got}; the kernels of backend='cuda' take {expected}. "
-        "Use backend='reference', which runs any shape"
-    )
+def _problem(field: str, got: str, expected: str) -> str:
+    return f"{field} is {got}; the kernels of backend='cuda' take {expected}"

@@ -60,13 +60,19 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class MtpWeights:
-    """The multi-token-prediction head; embedding and lm_head are the model's."""
+    """The multi-token-prediction head; embedding and lm_head are the model's.
+
+    With a draft vocabulary of N ids it has N rows of lm_head for itself: row i scores the id
+    ``draft_ids[i]``. Both are there, or neither.
+    """
 
     pre_fc_norm_embedding: torch.Tensor  # [D], 1 + w
     pre_fc_norm_hidden: torch.Tensor  # [D], 1 + w
     fc: Matrix  # [D, 2 * D], the embedding half comes first
     layer: LayerWeights  # full attention
     norm: torch.Tensor  # [D], 1 + w
+    draft_head: Matrix | None = None  # [N, D]
+    draft_ids: torch.Tensor | None = None  # int32 [N], ascending
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,7 @@ def model_weights(
         mtp = MtpWeights(
             fc=parts[names.MTP_PREFIX + fusion.FC],
             layer=_layer(parts, f"{names.MTP_PREFIX}layers.0.", "full_attention"),
+            draft_head=None,
             **_vectors(parts, names.MTP_PREFIX, names.MTP),
         )
     return ModelWeights(
@@ -117,22 +124,27 @@ def model_weights(
     )
 
 
-def iter_matrices(record: Any) -> Iterator[Matrix]:
+def iter_matrices(record: Any, *, with_draft_heads: bool = True) -> Iterator[Matrix]:
     """Yield every matrix of a record, in order."""
     if isinstance(record, tuple) and not isinstance(record, GdnWeights):
         for item in record:
-            yield from iter_matrices(item)
+            yield from iter_matrices(item, with_draft_heads=with_draft_heads)
     elif hasattr(record, "matvec"):
         yield record
     elif is_dataclass(record):
         for field in fields(record):
-            yield from iter_matrices(getattr(record, field.name))
+            if with_draft_heads or field.name != "draft_head":
+                one = getattr(record, field.name)
+                yield from iter_matrices(one, with_draft_heads=with_draft_heads)
 
 
 def largest_packed(record: Any) -> int:
-    """Count the elements of the largest packed matrix in a record; 0 where there is none."""
-    packed = (one for one in iter_matrices(record) if isinstance(one, PackedMatrix))
-    return max((one.elements for one in packed), default=0)
+    """Count the elements of the largest packed matrix in a record; 0 where there is none.
+
+    A draft head does not count: only single rows meet it, never those of a prompt.
+    """
+    matrices = iter_matrices(record, with_draft_heads=False)
+    return max((one.elements for one in matrices if isinstance(one, PackedMatrix)), default=0)
 
 
 def _layer(parts: Parts, prefix: str, kind: LayerType) -> LayerWeights:

@@ -12,7 +12,10 @@ from typing import Any
 
 from bytebound_kernels.ops.w4_matvec.packed import GROUP, ITEM_ROWS, item_bytes
 
-__all__ = ["interleave", "pack_reference", "unpack_reference"]
+__all__ = ["PACKED_LAYOUT_VERSION", "interleave", "pack_reference", "unpack_reference"]
+
+PACKED_LAYOUT_VERSION = 1
+"""Raised with every change of the packed bytes: who keeps packed matrices holds them against it."""
 
 _SHIFT = (0, 16, 8, 24)
 _WORDS = ITEM_ROWS * GROUP // 8

@@ -1,0 +1,168 @@
+"""The memory plan of the CUDA backend against what it allocates, and against what must fit."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from bytebound.checkpoint import read_headers
+from bytebound.config import ModelConfig
+from bytebound.cuda.buffers import Buffers
+from bytebound.cuda.executor import CudaExecutor
+from bytebound.cuda.loading import load_weights
+from bytebound.cuda.memory import Card, CudaMemory, Stored, taken
+from bytebound.cuda.sampling import DeviceSampler
+from bytebound.cuda.state import GatedDeltaState, KvCache, SequenceState
+from bytebound.cuda.weights import iter_matrices
+from bytebound.errors import InvalidSettingError
+from bytebound.loading import find_model
+from bytebound.memory import GIB, MemoryPlan, check_fits
+from bytebound.settings import FP8_KV_ABOVE, check_cuda_kv_dtype
+from bytebound.vram import MIB
+
+from .cuda_models import FOLDERS
+from .emulated_kernels import emulate
+
+CPU = torch.device("cpu")
+MAX_LEN = 256
+CARD = Card(product_bytes=2048, context_bytes=0)
+FLAGSHIP = find_model("random:qwen3.5-27b")[1]
+
+
+def flagship(kv_dtype: str, max_len: int, **more: int) -> CudaMemory:
+    stored = Stored.of(FLAGSHIP, None, "model.", with_mtp=True)
+    kind = check_cuda_kv_dtype(kv_dtype, max_len)
+    return CudaMemory(FLAGSHIP, stored, Card.nominal(), kind, num_draft_tokens=4, **more)
+
+
+@pytest.mark.parametrize("in_one_piece", [False, True])
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_weights_and_state_are_counted_to_the_byte(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, in_one_piece: bool
+) -> None:
+    emulate(monkeypatch)
+    folder = FOLDERS[kind](tmp_path / kind)
+    config = ModelConfig.from_folder(folder)
+    stored = read_headers(folder, config)
+    weights = load_weights(folder, config, stored, device=CPU)
+    executor = CudaExecutor(weights, config, max_len=MAX_LEN)
+    of_folder = Stored.of(
+        config, stored.packed, stored.prefix, with_mtp=True, in_one_piece=in_one_piece
+    )
+    plan = CudaMemory(config, of_folder, CARD, torch.bfloat16).plan(MAX_LEN)
+    kv = executor.state.layers[1]
+    assert weights.mtp is not None and isinstance(kv, KvCache)
+    held = sum(one.num_bytes for one in iter_matrices((weights.layers, weights.lm_head)))
+    assert 0 <= plan.weights - held < 40_000, kind  # norms, convolutions
+    assert 0 <= plan.mtp_weights - sum(m.num_bytes for m in iter_matrices(weights.mtp)) < 20_000
+    assert plan.embedding == weights.embed_tokens.nbytes
+    assert plan.kv == kv.k.nbytes + kv.v.nbytes == plan.mtp_kv
+    check_state(plan, executor.state)
+    assert plan.scratch > executor.step.workspaces.attention.nbytes
+    assert (plan.backend, plan.kv_dtype, plan.random_weights) == ("cuda", "bfloat16", False)
+
+
+def check_state(plan: MemoryPlan, state: SequenceState) -> None:
+    deltas = [one for one in state.layers if isinstance(one, GatedDeltaState)]
+    assert plan.gdn_state == sum(one.settled.recurrent.nbytes for one in deltas)
+    assert plan.conv_windows == sum(one.settled.conv_window.nbytes for one in deltas)
+    rows = (state._projected, state._gates, state._pending_qkv, state._pending_gates)
+    assert plan.verify_rows == sum(one.nbytes for one in rows)
+
+
+def test_scratch_of_the_flagship_holds_what_is_allocated() -> None:
+    """Buffers and the sampler as they are made, on a device that has sizes and no memory."""
+    meta = torch.device("meta")
+    buffers = Buffers.empty(FLAGSHIP, torch.bfloat16, meta)
+    sampler = vars_of(DeviceSampler, FLAGSHIP.vocab_size, meta)
+    allocated = 2 * sum(getattr(buffers, name).nbytes for name in buffers.__slots__) + sampler
+    memory = flagship("bfloat16", 8192)
+    plan = memory.plan(8192)
+    unpacked = 2 * FLAGSHIP.intermediate_size * FLAGSHIP.hidden_size * 2
+    prompt = 1024 * memory._chunk_row_bytes()
+    rest = plan.scratch - allocated - unpacked - prompt
+    # The workspaces of the kernels, of the library and the allocator's rounding.
+    assert 50 * MIB < rest < 120 * MIB
+
+
+def vars_of(kind: type[DeviceSampler], vocab: int, device: torch.device) -> int:
+    values = vars(kind(vocab, device)).values()
+    tensors = [one for value in values for one in (value if isinstance(value, list) else [value])]
+    return sum(one.nbytes for one in tensors if isinstance(one, torch.Tensor))
+
+
+def test_the_longest_context_fits_a_32_gib_card_in_fp8() -> None:
+    longest = FLAGSHIP.max_position_embeddings
+    assert longest == 262_144
+    memory = flagship("auto", longest)
+    plan = memory.plan(longest)
+    # 17 layers of 2 * 4 * (256 values and a scale of 4 bytes) a position, each rounded to 2 MiB.
+    assert plan.kv + plan.mtp_kv == pytest.approx(17 * 2 * 4 * 260 * longest, rel=0.01)
+    assert plan.kv_dtype == "fp8" and plan.total < 29 * GIB
+    assert check_fits(memory.plan, 32 * GIB, max_len=longest, longest=longest) == plan
+    with pytest.raises(InvalidSettingError, match="largest max_len that fits is"):
+        bfloat16 = flagship("bfloat16", longest)
+        check_fits(bfloat16.plan, 32 * GIB, max_len=longest, longest=longest)
+
+
+def test_what_the_flagship_holds() -> None:
+    plan = flagship("auto", 8192).plan(8192)
+    # 24.35e9 weights of the layers and 1.27e9 of the head, at 4.125 bits.
+    assert plan.weights == pytest.approx(25.62e9 * 4.125 / 8, rel=0.03)
+    assert plan.embedding == pytest.approx(248_320 * 5120 * 2, abs=2 * MIB)
+    assert plan.gdn_state == 48 * 48 * 128 * 128 * 4
+    assert plan.snapshots == 4 * (plan.gdn_state + plan.conv_windows) < GIB
+    assert plan.random_weights and plan.kv_dtype == "bfloat16"
+    assert plan.draft_head == 0
+    with_vocabulary = flagship("auto", 8192, draft_ids=32_768).plan(8192)
+    assert with_vocabulary.draft_head == taken(32_768 * 5120 * 4.125 / 8) + 32_768 * 4
+
+
+def test_a_cache_takes_no_more_than_its_bytes() -> None:
+    memory = flagship("auto", 8192)
+    cached = replace(memory, stored=replace(memory.stored, in_one_piece=True)).plan(8192)
+    apart = memory.plan(8192)
+    # 320 matrices, each rounded up to 2 MiB where it is not alone in one allocation.
+    assert 100 * MIB < apart.weights - cached.weights < 640 * MIB
+    assert cached.loading == 0
+
+
+def test_snapshots_give_way_before_anything_is_refused() -> None:
+    memory = flagship("auto", 8192)
+    plan = memory.plan(8192)
+
+    def within(limit: int) -> MemoryPlan:
+        return check_fits(memory.plan, limit, max_len=8192, longest=262_144)
+
+    assert within(plan.total).snapshots == plan.snapshots
+    assert within(plan.total - 7).snapshots == plan.snapshots - 7
+    least = plan.total - plan.snapshots
+    assert within(least).snapshots == 0
+    with pytest.raises(InvalidSettingError, match=r"max_len 8192 needs .*fits is 8\d\d\d$"):
+        within(least - 64)
+
+
+@pytest.mark.parametrize(
+    ("asked", "max_len", "expected"),
+    [
+        ("auto", FP8_KV_ABOVE, torch.bfloat16),
+        ("auto", FP8_KV_ABOVE + 1, torch.float8_e4m3fn),
+        ("bfloat16", 262_144, torch.bfloat16),
+        ("fp8", 10, torch.float8_e4m3fn),
+    ],
+)
+def test_the_dtype_of_keys_and_values(asked: str, max_len: int, expected: torch.dtype) -> None:
+    assert check_cuda_kv_dtype(asked, max_len) == expected
+
+
+def test_an_unknown_dtype_of_keys_and_values() -> None:
+    with pytest.raises(InvalidSettingError, match=r"^kv_dtype='int4'.*auto, bfloat16, fp8"):
+        check_cuda_kv_dtype("int4", 10)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "expected"),
+    [(1, 512), (512, 512), (MIB, MIB), (9 * MIB + 1, 9 * MIB + 512), (10 * MIB + 1, 12 * MIB)],
+)
+def test_the_allocators_rounding(num_bytes: int, expected: int) -> None:
+    assert taken(num_bytes) == expected
