@@ -23,6 +23,7 @@ from bytebound_evals.cli.errors import (
     complain,
 )
 from bytebound_evals.cli.gate import gate
+from bytebound_evals.cli.report import report
 from bytebound_evals.cli.throughput import throughput
 from bytebound_evals.errors import EvalError
 
@@ -31,7 +32,7 @@ from bytebound_evals.errors import EvalError
 _PARSER_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
 # The name of a command is that of its function, "_" as "-".
-COMMANDS: list[Callable[..., int]] = [throughput, gate]
+COMMANDS: list[Callable[..., int]] = [throughput, report, gate]
 if importlib.util.find_spec("bytebound_evals.cli.quality") is not None:
     COMMANDS += importlib.import_module("bytebound_evals.cli.quality").COMMANDS
 

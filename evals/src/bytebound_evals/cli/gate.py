@@ -59,9 +59,9 @@ def gate(
 ) -> int:
     """Compare results of one machine: exit code 1 if any metric got worse.
 
-    Worse means beyond its tolerance and beyond noise: the bootstrap interval of the ratio of medians
-    (95 % over all metrics together) excludes 1. A metric whose tolerance is 0 must not get worse at all. Another card,
-    driver or case is wrong use: exit code 2.
+    Worse means beyond its tolerance and beyond noise: the bootstrap interval of the ratio of
+    medians (95 % over all metrics together) excludes 1. A metric whose tolerance is 0 must not get
+    worse at all. Another card, driver or case is wrong use: exit code 2.
     """
     from bytebound.cli.output import emit, emit_json
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bytebound_evals.report.build import number
 from bytebound_evals.results import Metric, Result
 
 PIPE_WIDTH = 130  # columns where there is no terminal to ask
@@ -74,8 +75,3 @@ def _table(result: Result) -> Table:
             cells["same_tokens"] = "yes" if row["same_tokens"].median == 1 else "NO"
         table.add_row(stem, *(cells.get(column, "") for column in used))
     return table
-
-
-def number(value: float) -> str:
-    """A number with as many digits as it is worth."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -234,6 +234,7 @@ class Throughput:
         s = self.settings
         tokenizer = None if s.is_random else engine.tokenizer
         common = {
+            "engine": "bytebound",
             "model": s.name,
             "backend": "cuda" if s.backend == "cuda" else "reference",
             "dtype": _dtype_name(engine, s),
