@@ -96,15 +96,17 @@ def attention_case(cache, rows=5, position=130, positions=200, num_heads=6, num_
 
 
 def attention_decode_case(cache):
-    inputs, start, state, out = attention_case(cache)
-    position = ints(start)
-    size = bk.attention_decode_workspace_bytes(5, 6, 200)
-    workspace = bytes_of(size, 0xFF)
-    return Case(
-        lambda: bk.attention_decode(*inputs, position, **state, out=out, workspace=workspace),
-        {"out": out},
-        state,
-    )
+    """One pass right after the other, at positions far apart."""
+    inputs, _, state, out = attention_case(cache)
+    positions = [ints(position) for position in (130, 0, 61, 195)]
+    outs = torch.stack([out] * len(positions))
+    workspace = bytes_of(bk.attention_decode_workspace_bytes(5, 6, 200), 0xFF)
+
+    def call():
+        for position, result in zip(positions, outs, strict=True):
+            bk.attention_decode(*inputs, position, **state, out=result, workspace=workspace)
+
+    return Case(call, {"outs": outs}, state)
 
 
 @case("attention_decode")
@@ -154,26 +156,39 @@ def gdn_prefill_case():
     )
 
 
-def gdn_step_case(commit):
-    rows, z, weights, state = make(2, 6, 8, BF16, device="cuda")
-    rows, pending, z = part(rows, 0, 5), part(rows, 5, 8), z[:5].contiguous()
-    out = torch.empty_like(z)
-    replay = {} if commit else {"pending": pending, "num_accepted": ints(2)}
-    return Case(
-        lambda: bk.gdn_step(rows, z, weights, GdnState(*state), commit=commit, out=out, **replay),
-        {"out": out},
-        state._asdict(),
-    )
-
-
 @case("gdn_step")
 def gdn_step_that_replays():
-    return gdn_step_case(False)
+    """One pass right after the other, of which more or fewer rows were accepted."""
+    rows, z, weights, state = make(2, 6, 8, BF16, device="cuda")
+    rows, pending, z = part(rows, 0, 5), part(rows, 5, 8), z[:5].contiguous()
+    accepted = [ints(count) for count in (2, 0, 3, 1)]
+    outs = torch.stack([z] * len(accepted))
+
+    def call():
+        for count, out in zip(accepted, outs, strict=True):
+            bk.gdn_step(
+                rows,
+                z,
+                weights,
+                GdnState(*state),
+                commit=False,
+                pending=pending,
+                num_accepted=count,
+                out=out,
+            )
+
+    return Case(call, {"outs": outs}, state._asdict())
 
 
 @case("gdn_step-commit")
 def gdn_step_that_commits():
-    return gdn_step_case(True)
+    rows, z, weights, state = make(2, 6, 5, BF16, device="cuda")
+    out = torch.empty_like(z)
+    return Case(
+        lambda: bk.gdn_step(rows, z, weights, GdnState(*state), commit=True, out=out),
+        {"out": out},
+        state._asdict(),
+    )
 
 
 @case("dense_matvec")
