@@ -2,10 +2,10 @@
 
     python bench/decode.py --json FILE [--model random:qwen3.5-27b] [--tokens 128] [--samples 5]
 
-Random weights are right for speed and say nothing of quality or of how many guesses stand: with
-drafts the time of a pass is reported, never tokens per second. The clock is the host's, from one
-token to the next as a caller sees them, so that everything between two passes counts. Writes all
-samples in the form that bench/README.md describes.
+Random weights are right for speed and say nothing of quality or of how many guesses stand. So with
+drafts the acceptance is forced: the logits of a pass are raised at the first guesses, which then
+stand, and the rest falls; each metric says how many. The clock is the host's, over the decode loop
+as a caller sees it. Writes all samples in the form that bench/README.md describes.
 """
 
 import argparse
@@ -20,88 +20,143 @@ from typing import Any
 
 import torch
 from bytebound import Engine, SamplingParams
+from bytebound.cuda.cycle import Cycle, Form
+from bytebound.cuda.decoder import CudaDecoder
+from bytebound.cuda.sampling import Choice
 from bytebound_kernels import devices
 from bytebound_kernels.bench.cases import measure_read_bandwidth
 from bytebound_kernels.bench.memory import find_backend
 from quant_layer import card
 
-PROMPT_TOKENS = 1024
-VERIFY_ROWS = (1, 2, 5, 8)
-VERIFY_PASSES = 30
+SHORT, LONG = 1024, 32 * 1024
+VERIFY_ROWS = (1, 2, 3, 5, 8)
+DEPTHS = (1, 2, 3, 4, 5, 6, 7)
+TURNS = 30
 
 
-def plain_speed(engine: Engine, tokens: int, samples: int) -> tuple[list[float], list[float]]:
-    """Tokens a second of greedy decoding behind the prompt, and the prompt's tokens a second."""
-    prompt = [(17 * i) % 1000 for i in range(PROMPT_TOKENS)]
+class ForcedCycle(Cycle):
+    """A turn in which the first ``stand`` guesses stand, whatever the weights think of them."""
+
+    stand = 0
+
+    def _choose(self, choice: Choice) -> None:
+        if choice.num_drafts and self.stand:
+            logits = self.executor.step.buffers.logits[: self.stand]
+            logits.scatter_(1, self.ids[1 : 1 + self.stand, None].long().clamp(min=0), 1e9)
+        super()._choose(choice)
+
+
+def forced(engine: Engine, num_drafts: int, stand: int) -> CudaDecoder:
+    """A decoder with the MTP head whose turns emit ``stand + 1`` tokens each."""
+    decoder = CudaDecoder(engine.executor, engine.draft, num_drafts)
+    decoder.cycle.__class__ = ForcedCycle
+    decoder.cycle.stand = stand
+    decoder.warm_up()
+    return decoder
+
+
+def speed(engine: Engine, prompt: list[int], tokens: int, samples: int) -> list[float]:
+    """Tokens a second of greedy decoding behind the prompt."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    engine.generate(prompt, params)
-    stats = [engine.generate(prompt, params).stats for _ in range(samples)]
-    prefill = [s.prompt_tokens / s.prefill_s for s in stats]
-    return [s.tok_per_s for s in stats], prefill
+    stats = [engine.generate(prompt, params).stats for _ in range(samples + 1)][1:]
+    return [one.tok_per_s for one in stats]
 
 
-def pass_times(engine: Engine, samples: int) -> dict[int, list[float]]:
-    """Seconds of a pass of each number of rows, one accepted each time, enqueued back to back."""
-    executor = engine.executor
-    executor.reset()
-    executor.prefill([(17 * i) % 1000 for i in range(PROMPT_TOKENS)])
-    times: dict[int, list[float]] = {rows: [] for rows in VERIFY_ROWS}
+def turn_times(engine: Engine, forms: dict[str, Form], samples: int) -> dict[str, list[float]]:
+    """Milliseconds of a turn of each form, enqueued back to back behind the short prompt."""
+    decoder = engine.decoder
+    assert isinstance(decoder, CudaDecoder)
+    times: dict[str, list[float]] = {name: [] for name in forms}
     for turn in range(samples + 1):
-        for rows in VERIFY_ROWS:
+        for name, form in forms.items():
+            engine.generate(some_prompt(SHORT), SamplingParams(max_tokens=2, ignore_eos=True))
+            decoder._run("turn", form)
             torch.cuda.synchronize()
             begun = time.perf_counter()
-            for _ in range(VERIFY_PASSES):
-                executor.verify(list(range(rows)))
-                executor.commit(1)
+            for _ in range(TURNS):
+                decoder._run("turn", form)
             torch.cuda.synchronize()
             if turn > 0:
-                times[rows].append((time.perf_counter() - begun) / VERIFY_PASSES)
+                times[name].append(1e3 * (time.perf_counter() - begun) / TURNS)
     return times
+
+
+def some_prompt(length: int) -> list[int]:
+    """Ids of no meaning."""
+    return [(17 * i) % 1000 for i in range(length)]
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """All metrics by name."""
-    backend = find_backend()
-    read = measure_read_bandwidth(backend, arguments.samples).median
-    begun = time.perf_counter()
+    samples = arguments.samples
+    read = measure_read_bandwidth(find_backend(), samples).median
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         engine = Engine.from_pretrained(
-            arguments.model,
-            backend="cuda",
-            draft="ngram",  # so that passes of up to eight rows are recorded
-            num_draft_tokens=max(VERIFY_ROWS) - 1,
-            max_len=arguments.max_len,
-        )
-    engine.draft = None
-    load = time.perf_counter() - begun
+            arguments.model, backend="cuda", draft="mtp", num_draft_tokens=4,
+            max_len=LONG + 1024,
+        )  # fmt: skip
+    per_token = engine.bytes_per_token or 0.0
     case = {
         "model": arguments.model,
         "engine": "graph",
-        "prompt_tokens": PROMPT_TOKENS,
         "new_tokens": arguments.tokens,
-        "draft": "none",
         "device": devices()[0].name,
+        "kv_dtype": "bfloat16",
     }
-    speed, prefill = plain_speed(engine, arguments.tokens, arguments.samples)
-    per_token = engine.bytes_per_token or 0.0
-    passes = pass_times(engine, arguments.samples)
-    metrics = {
-        "plain_1k.tok_s": _metric("tok/s", "higher", speed, case),
-        "plain_1k.percent_of_limit": _metric(
-            "%",
-            "higher",
-            [100 * s * per_token / (read * 1e9) for s in speed],
-            {**case, "bytes_per_token": per_token, "read_gb_s": read},
-        ),
-        "prompt_1k.tok_s": _metric("tok/s", "higher", prefill, case),
-        "load.s": _metric("s", "lower", [load], case),
+    limit = {"bytes_per_token": per_token, "read_gb_s": read}
+    metrics: dict[str, Any] = {}
+
+    def record(name: str, unit: str, better: str, values: list[float], **more: Any) -> None:
+        metrics[name] = {
+            "unit": unit,
+            "better": better,
+            "median": statistics.median(values),
+            "samples": values,
+            "case": {**case, **more},
+        }
+
+    forms = {f"pass_rows{rows}_1k.ms": Form(Choice(rows - 1)) for rows in VERIFY_ROWS}
+    forms |= {
+        "pass_sampled_1k.ms": Form(Choice(0, sampled=True)),
+        "cycle4_1k.ms": Form(Choice(4), by_head=True),
+        "cycle4_sampled_1k.ms": Form(Choice(4, sampled=True, drawn_drafts=True), by_head=True),
     }
-    for rows, seconds in passes.items():
-        name = f"pass_rows{rows}_1k.ms"
-        metrics[name] = _metric("ms", "lower", [1e3 * s for s in seconds], {**case, "rows": rows})
-    ratio = [five / one for five, one in zip(passes[5], passes[1], strict=True)]
-    metrics["verify5_over_plain"] = _metric("ratio", "lower", ratio, case)
+    times = turn_times(engine, forms, samples)
+    for name, values in times.items():
+        record(name, "ms", "lower", values, prompt_tokens=SHORT, back_to_back=True)
+    plain = times["pass_rows1_1k.ms"]
+    for name, other in (("verify5_over_plain", "pass_rows5_1k.ms"),):
+        ratio = [one / base for one, base in zip(times[other], plain, strict=True)]
+        record(name, "ratio", "lower", ratio, prompt_tokens=SHORT)
+
+    with_drafts = engine.decoder
+    engine.decoder = CudaDecoder(engine.executor, None, 4)
+    engine.decoder.warm_up()
+    for name, length in (("1k", SHORT), ("32k", LONG)):
+        values = speed(engine, some_prompt(length), arguments.tokens, samples)
+        record(f"plain_{name}.tok_s", "tok/s", "higher", values, prompt_tokens=length, draft="none")
+    short = metrics["plain_1k.tok_s"]["samples"]
+    share = [100 * one * per_token / (read * 1e9) for one in short]
+    record("plain_1k.percent_of_limit", "%", "higher", share, prompt_tokens=SHORT, **limit)
+    long = metrics["plain_32k.tok_s"]["samples"]
+    ratio = [one / base for one, base in zip(long, short, strict=True)]
+    record("plain_32k_over_1k", "ratio", "higher", ratio)
+    plain_ms = [1e3 / one for one in short]
+
+    for depth in DEPTHS if arguments.depths else (4,):
+        for stand in range(depth + 1) if depth == 4 else (depth,):
+            engine.decoder = forced(engine, depth, stand)
+            values = speed(engine, some_prompt(SHORT), arguments.tokens * (1 + stand), samples)
+            details = {"prompt_tokens": SHORT, "draft": "mtp", "num_draft_tokens": depth}
+            details |= {"acceptance": f"forced: {stand} of {depth} guesses stand in every turn"}
+            record(f"cycle{depth}_accept{stand}.tok_s", "tok/s", "higher", values, **details)
+            if depth == stand == 4:
+                record("cycle4_all_accepted.tok_s", "tok/s", "higher", values, **details)
+                turns = [1e3 * (1 + stand) / one for one in values]
+                ratio = [one / base for one, base in zip(turns, plain_ms, strict=True)]
+                record("cycle4_over_plain", "ratio", "lower", ratio, **details)
+    engine.decoder = with_drafts
     return metrics
 
 
@@ -112,10 +167,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", default="random:qwen3.5-27b")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--samples", type=int, default=5)
-    parser.add_argument("--max-len", type=int, default=4096)
+    parser.add_argument("--depths", action="store_true", help="all depths, not 4 alone")
     parser.add_argument("--commit", help="what is measured, where there is no repository")
     arguments = parser.parse_args(argv)
-    metrics = measure(arguments)
+    write(arguments.json, "decode", measure(arguments), arguments.commit, argv)
+    return 0
+
+
+def write(
+    path: Path, script: str, metrics: dict[str, Any], commit: str | None, argv: list[str] | None
+) -> None:
+    """Write the result file and print the medians."""
     content = {
         "schema": 1,
         "machine": {
@@ -123,26 +185,15 @@ def main(argv: list[str] | None = None) -> int:
             "cuda": torch.version.cuda,
             "torch": torch.__version__,
         },
-        "commit": arguments.commit or _commit(),
-        "command": f"python bench/decode.py {_arguments(argv or sys.argv[1:])}",
+        "commit": commit or _commit(),
+        "command": f"python bench/{script}.py {_arguments(argv or sys.argv[1:])}",
         "note": "Random weights: right for speed, not for quality or acceptance.",
         "metrics": metrics,
     }
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     for name, metric in metrics.items():
-        print(f"{name:28} {metric['median']:10.2f} {metric['unit']}")
-    return 0
-
-
-def _metric(unit: str, better: str, samples: list[float], case: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "unit": unit,
-        "better": better,
-        "median": statistics.median(samples),
-        "samples": samples,
-        "case": case,
-    }
+        print(f"{name:32} {metric['median']:10.3f} {metric['unit']}")
 
 
 def _arguments(argv: list[str]) -> str:

@@ -51,12 +51,14 @@ class Cycle:
         """Inputs of the pass, int32 [MAX_ROWS]: the last token, then the guesses."""
         return self.executor.step.buffers.ids
 
-    def begin(self, row: torch.Tensor, position: int) -> None:
-        """Set up for the first token, at ``position``, to be chosen from ``row`` [vocab]."""
-        buffers, hidden = self.executor.step.buffers, self.executor.last_hidden
+    def begin(self, row: torch.Tensor, hidden: torch.Tensor, position: int) -> None:
+        """Set up for the first token, at ``position`` (1 or more).
+
+        It will be chosen from ``row`` [vocab]; ``hidden`` [1, D] is what the row was made from.
+        """
+        buffers = self.executor.step.buffers
         buffers.logits[0].copy_(row)
-        if hidden is not None:
-            buffers.hidden[:1].copy_(hidden)
+        buffers.hidden[:1].copy_(hidden)
         self.words.zero_()
         self.words[bk.CYCLE_POSITION].fill_(position)
 

@@ -47,12 +47,15 @@ class CudaDecoder:
         self._form = Form(Choice(0))
         self._remaining = 0
 
+    @torch.inference_mode()
     def warm_up(self) -> None:
         """Run and record every form that a request without logprobs may need."""
+        row = self.executor.prefill([0])
         counts = range(self.num_draft_tokens + 1)
         if self.by_head or self.draft is None:
             counts = range(self._most_drafts, self._most_drafts + 1)
         for sampled in (False, True):
+            self.cycle.begin(row, self._hidden(), position=1)
             self._run("first", Form(Choice(0, sampled=sampled)))
             for count in counts:
                 choice = Choice(count, sampled=sampled, drawn_drafts=sampled and self.by_head)
@@ -72,7 +75,7 @@ class CudaDecoder:
         row = self.executor.prefill(prompt, self.draft)
         self._sampler, self._remaining = sampler, limit
         self.cycle.sampler.load(sampler, prompt)
-        self.cycle.begin(row, len(prompt))
+        self.cycle.begin(row, self._hidden(), len(prompt))
         first = Choice(
             0,
             sampled=not sampler.greedy,
@@ -121,6 +124,11 @@ class CudaDecoder:
             )
         guesses = report.ids.tolist()[1 : 1 + report.form.choice.num_drafts]
         return Step(tuple(guesses), emitted, self._logprob_of(report))
+
+    def _hidden(self) -> torch.Tensor:
+        if self.executor.last_hidden is None:
+            raise RuntimeError("no prompt was processed")
+        return self.executor.last_hidden
 
     def _logprob_of(self, report: "_Report") -> Callable[[int, int], TokenLogprob]:
         if not report.form.choice.with_logprobs or self._sampler is None:

@@ -1,0 +1,129 @@
+"""What each op of a step costs: the time of a turn with and without it.
+
+    python bench/step_parts.py --json FILE [--model random:qwen3.5-27b] [--position 1024] [--rows 1]
+
+An op is taken out of the recorded turn, and the turn is timed again, by turns with the whole one.
+What a turn gains is what the op costs in its place, hand-over to its neighbours included; a kernel
+timed alone does not show that. The values that flow then are wrong, which no kernel's time minds.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import bytebound_kernels as bk
+import torch
+from bytebound import Engine, SamplingParams
+from bytebound.cuda.cycle import Form
+from bytebound.cuda.decoder import CudaDecoder
+from bytebound.cuda.matrices import DenseMatrix, PackedMatrix
+from bytebound.cuda.sampling import Choice, DeviceSampler
+from bytebound.cuda.state import SequenceState
+from bytebound.cuda.weights import GatedDeltaWeights, ModelWeights
+from decode import some_prompt, write
+
+TURNS, ROUNDS = 20, 5
+
+
+def nothing(*args: Any, **options: Any) -> None:
+    """Stands in for an op."""
+
+
+@contextmanager
+def without_matrices(chosen: Callable[[Any], bool]) -> Iterator[None]:
+    """Leave out the products of some matrices."""
+    kept = {kind: kind.matvec for kind in (DenseMatrix, PackedMatrix)}
+
+    def instead(kind: type) -> Callable[..., None]:
+        return lambda self, *rest, **more: None if chosen(self) else kept[kind](self, *rest, **more)
+
+    with (
+        patch.object(DenseMatrix, "matvec", instead(DenseMatrix)),
+        patch.object(PackedMatrix, "matvec", instead(PackedMatrix)),
+    ):
+        yield
+
+
+def parts(weights: ModelWeights) -> dict[str, Any]:
+    """Context managers that take an op out, by its name."""
+    groups: dict[str, set[int]] = {}
+    for layer in weights.layers:
+        mixer = layer.mixer
+        named = {"gate_up": layer.mlp.gate_up, "down_proj": layer.mlp.down_proj}
+        if isinstance(mixer, GatedDeltaWeights):
+            named |= {
+                "in_proj": mixer.in_proj, "gates": mixer.gates, "out_proj": mixer.out_proj,
+            }  # fmt: skip
+        else:
+            named |= {"qkv": mixer.qkv, "o_proj": mixer.o_proj}
+        for name, matrix in named.items():
+            groups.setdefault(name, set()).add(id(matrix))
+    groups["lm_head"] = {id(weights.lm_head)}
+    found = {
+        name: lambda ids=ids: without_matrices(lambda matrix: id(matrix) in ids)
+        for name, ids in groups.items()
+    }
+    everything = set().union(*groups.values())
+    found["all_products"] = lambda: without_matrices(lambda matrix: id(matrix) in everything)
+    for op in ("rms_norm", "gdn_step", "attention_decode", "embedding_gather"):
+        found[op] = lambda op=op: patch.object(bk, op, nothing)
+    found["keep_rows"] = lambda: patch.object(SequenceState, "keep_rows", nothing)
+    found["choose"] = lambda: patch.object(DeviceSampler, "choose", nothing)
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, write the file, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--model", default="random:qwen3.5-27b")
+    parser.add_argument("--position", type=int, default=1024)
+    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--commit", help="what is measured, where there is no repository")
+    arguments = parser.parse_args(argv)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        engine = Engine.from_pretrained(
+            arguments.model, backend="cuda", draft="none", max_len=arguments.position + 4096
+        )
+    executor, form = engine.executor, Form(Choice(arguments.rows - 1))
+    engine.generate(some_prompt(arguments.position), SamplingParams(max_tokens=1))
+    found = {"nothing": lambda: patch.object(bk, "argmax", bk.argmax), **parts(executor.weights)}
+    decoders, times = {}, {name: list[float]() for name in found}
+    for name, without in found.items():
+        decoders[name] = CudaDecoder(executor, None, 1)
+        decoders[name].cycle.begin(
+            executor.step.buffers.logits[0], executor.step.buffers.hidden[:1], arguments.position
+        )
+        with without(), torch.inference_mode():
+            decoders[name]._run("turn", form)
+    for turn in range(ROUNDS + 1):
+        for name, decoder in decoders.items():
+            executor.state.position.fill_(arguments.position)
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            for _ in range(TURNS):
+                decoder._run("turn", form)
+            torch.cuda.synchronize()
+            if turn > 0:
+                times[name].append(1e6 * (time.perf_counter() - begun) / TURNS)
+    whole, metrics = statistics.median(times["nothing"]), dict[str, Any]()
+    for name, values in times.items():
+        cost = [whole - value for value in values] if name != "nothing" else values
+        metrics[f"{name if name != 'nothing' else 'whole'}.us"] = {
+            "unit": "us", "better": "lower", "median": statistics.median(cost), "samples": cost,
+            "case": {"rows": arguments.rows, "position": arguments.position},
+        }  # fmt: skip
+    write(arguments.json, "step_parts", metrics, arguments.commit, argv)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
