@@ -5,7 +5,7 @@ last ``\boxed{}``; behind the last "answer is", "answer:" or "answer =" on its l
 of the text. A thought is no answer: what stands before the last ``</think>`` is cut away, and a
 reply whose thought never ends has none. Numbers may be signed, have thousands groups (comma, thin
 space, TeX), decimals, a currency or unit around them, or be a fraction; "42", "42.0", "$42.00" and
-"42 apples" are the same answer. Of a place with an equation, what stands behind its last "=" counts.
+"42 apples" are the same answer. Where a place holds an equation, its right side counts.
 """
 
 import re
@@ -80,7 +80,7 @@ def _plain(text: str) -> str:
 
 
 def _boxed(text: str) -> list[str]:
-    """What stands in each ``\\boxed{}``, braces inside it balanced."""
+    r"""What stands in each ``\boxed{}``, braces inside it balanced."""
     contents = []
     for found in _BOXED.finditer(text):
         depth, start = 1, found.end()

@@ -63,7 +63,7 @@ class Divergence:
     def as_dict(self) -> dict[str, Any]:
         """What reports show, in JSON's types."""
         return {
-            "kl_nat": self.kl,
+            "kl": self.kl,
             "kl_interval": self.kl_interval,
             "direction": DIRECTION,
             "top1": self.top1,
@@ -76,6 +76,27 @@ class Divergence:
             "reference_ppl_interval": self.reference.ppl_interval,
             "interval_method": METHOD,
         }
+
+
+def check_same_vocabulary(
+    reference_tokenizer: str, tokenizer: str, reference_vocab_size: int, vocab_size: int
+) -> None:
+    """Refuse two models whose ids do not mean the same; tokenizers by ``tokenizer_digest``.
+
+    Raises:
+        ReferenceMismatchError: tokenizer or vocabulary differ.
+    """
+    if reference_tokenizer != tokenizer:
+        raise ReferenceMismatchError(
+            f"the reference has another tokenizer ({reference_tokenizer[:12]}, the model's is "
+            f"{tokenizer[:12]}): their ids do not mean the same; compare a model with its own "
+            "original"
+        )
+    if reference_vocab_size != vocab_size:
+        raise ReferenceMismatchError(
+            f"the reference has a vocabulary of {reference_vocab_size} ids, the model one of "
+            f"{vocab_size}; compare a model with its own original"
+        )
 
 
 def measure_divergence(

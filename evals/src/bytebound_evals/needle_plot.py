@@ -38,7 +38,10 @@ def draw_needle_map(table: NeedleTable, path: Path, *, title: str) -> None:
     axes.set_title(title)
     for row, line in enumerate(shares):
         for column, share in enumerate(line):
-            axes.text(column, row, f"{share:.0%}", ha="center", va="center", fontsize=8)
+            shade = "white" if abs(share - 0.5) > 0.35 else "black"  # the ends are dark
+            axes.text(
+                column, row, f"{share:.0%}", ha="center", va="center", fontsize=8, color=shade
+            )
     figure.colorbar(image, label="share found")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,7 @@ class Perplexity:
         return {
             "ppl": self.ppl,
             "ppl_interval": self.ppl_interval,
-            "loss_nat": self.loss,
+            "loss": self.loss,
             "interval_method": METHOD,
         }
 

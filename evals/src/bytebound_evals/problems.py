@@ -36,6 +36,12 @@ class ProblemSet:
     """Where the examples come from, for reports."""
 
     @property
+    def name(self) -> str:
+        """A short name of the set, for metrics: ``gsm8k``, ``arithmetic``, else ``problems``."""
+        stem = self.label.partition(":")[0]
+        return stem if stem in (ARITHMETIC, GSM8K) else "problems"
+
+    @property
     def golds(self) -> tuple[Fraction, ...]:
         """The right answers, in order."""
         return tuple(map(gold, self.problems))

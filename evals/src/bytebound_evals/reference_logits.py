@@ -137,8 +137,8 @@ class ReferenceCache:
             size = entry_bytes(text, key.vocab_size)
             self._make_room(size, entry)
             announce(
-                f"writes {size / 1e9:.2f} GB of reference logits to {entry} "
-                f"(at most {self.limit / 1e9:.2f} GB in {self.folder})"
+                f"writes {_shown(size)} of reference logits to {entry} "
+                f"(at most {_shown(self.limit)} in {self.folder})"
             )
             _write_entry(entry, key, text, open_engine(), tick)
         return StoredReference(entry, text, key.tokenizer, key.text)
@@ -150,9 +150,9 @@ class ReferenceCache:
         """
         if size > self.limit:
             raise CacheError(
-                f"the reference logits take {size / 1e9:.2f} GB, more than the limit of "
-                f"{self.limit / 1e9:.2f} GB; measure on fewer tokens, raise the limit, or compute "
-                "the reference side by side, without a cache"
+                f"the reference logits take {_shown(size)}, more than the limit of "
+                f"{_shown(self.limit)}; measure on fewer tokens, raise the limit, or compute the "
+                "reference side by side, without a cache"
             )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -170,8 +170,8 @@ class ReferenceCache:
             raise CacheError(f"{self.folder}: {error.strerror or error}") from error
         if size > free + _size_of(entry):
             raise CacheError(
-                f"the reference logits take {size / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free "
-                f"on the disk of {self.folder}; measure on fewer tokens or use another disk"
+                f"the reference logits take {_shown(size)}, and {_shown(free)} are free on the "
+                f"disk of {self.folder}; measure on fewer tokens or use another disk"
             )
 
 
@@ -233,6 +233,10 @@ def _write_whole(path: Path, content: bytes | memoryview) -> None:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _shown(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 10**8 else f"{size / 1e6:.2f} MB"
 
 
 def _file_name(index: int) -> str:

@@ -5,7 +5,7 @@ are documents of their own unless they are joined. Knows no tokenizer and no mod
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bytebound_quant.errors import CalibrationError
@@ -47,7 +47,7 @@ class Text:
     """Documents, read when they are asked for."""
 
     label: str
-    """The specification, for messages and reports."""
+    """What messages and reports call it, without the folders of one machine."""
     join: str | None = None
     source: CalibrationSource | None = None
     """None: the held-out text of this package."""
@@ -84,11 +84,13 @@ def find_text(spec: str, *, join: str | None = None) -> Text:
         source = CalibrationSource(
             "datasets", copy or known.path, known.config, known.split, known.column
         )
-        return Text(spec, known.join if join is None else join, source)
+        return Text(name, known.join if join is None else join, source)
     source = find_rows(spec, TEXT_HELP)
     if source.kind == "text" and join is not None:
         raise SourceError(f"{spec}: a text file is one document, there are no rows to join")
-    return Text(spec, join, source)
+    path = Path(source.path).expanduser()
+    named = replace(source, path=path.name) if path.exists() else source
+    return Text(named.label, join, source)
 
 
 def find_rows(spec: str, help_: str) -> CalibrationSource:
