@@ -7,7 +7,7 @@ requests and ends their answers.
 import operator
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -20,8 +20,14 @@ from bytebound.completion import Completion
 from bytebound.config import ModelConfig
 from bytebound.decoder import Decoder, HostDecoder, Step
 from bytebound.drafts.base import Draft
-from bytebound.errors import ContextOverflowError, InvalidRequestError, TokenizerMissingError
+from bytebound.errors import (
+    ContextOverflowError,
+    InvalidRequestError,
+    StepTimeoutError,
+    TokenizerMissingError,
+)
 from bytebound.executor import Executor
+from bytebound.failures import explained
 from bytebound.loading import load_engine_parts
 from bytebound.memory import MemoryPlan
 from bytebound.reading import Progress
@@ -63,6 +69,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._config = config
         self._active: _Request | None = None
+        self._hang: str | None = None  # what a pass that never ended was reported as
         self._lock = threading.Lock()
 
     @classmethod
@@ -160,8 +167,10 @@ class Engine:
     ) -> GenerationResult:
         """Run one request to its end. ``params`` None means ``default_params()``.
 
-        Raises InvalidRequestError or ContextOverflowError before anything is computed, and
-        NonFiniteLogitsError if the model produces NaN.
+        Raises InvalidRequestError or ContextOverflowError before anything is computed,
+        NonFiniteLogitsError if the model produces NaN (the message names the op that made it),
+        OutOfMemoryError if memory runs out, after which the next request works, and
+        StepTimeoutError if the GPU hangs, after which none does.
         """
         text, token_ids = "", list[int]()
         logprobs: list[TokenLogprob] | None = None
@@ -219,7 +228,7 @@ class Engine:
             raise ContextOverflowError(
                 f"{len(prompt)} tokens to score, more than the context of {self.max_len}"
             )
-        with self._lock:
+        with self._sequence(lambda: prompt):
             self._active = None  # scoring takes the one sequence
             return self.executor.score(prompt).cpu()
 
@@ -238,13 +247,26 @@ class Engine:
     @contextmanager
     def _sequence_of(self, request: "_Request") -> Iterator[None]:
         """Hold the one sequence for a step, if it is still this request's."""
-        with self._lock:
+        with self._sequence(request.ids):
             if request is not self._active:
                 raise InvalidRequestError(
                     "another request was started on this engine, which ended this one; "
                     "an engine runs one request at a time"
                 )
             yield
+
+    @contextmanager
+    def _sequence(self, ids: Callable[[], list[int]]) -> Iterator[None]:
+        """Hold the one sequence; ``ids`` says what it holds when something fails."""
+        with self._lock:
+            if self._hang is not None:
+                raise StepTimeoutError(self._hang)  # the device would keep this call for ever
+            try:
+                with explained(self.executor, ids):
+                    yield
+            except StepTimeoutError as error:
+                self._hang = str(error)
+                raise
 
     def _check_prompt(self, prompt_ids: Iterable[int]) -> list[int]:
         given: Any = prompt_ids.tolist() if isinstance(prompt_ids, torch.Tensor) else prompt_ids
@@ -278,6 +300,10 @@ class _Request:
     sampler: Sampler
     completion: Completion
     clock: RequestClock = field(default_factory=RequestClock)
+
+    def ids(self) -> list[int]:
+        """The prompt and what was generated so far."""
+        return self.prompt + self.completion.token_ids
 
     def gain(self, step: Step) -> StreamEvent:
         """Take the tokens that a pass offers, until its end or the completion's."""

@@ -39,3 +39,11 @@ class TokenizerMissingError(ByteboundError):
 
 class NonFiniteLogitsError(ByteboundError):
     """The model produced NaN or infinite logits; nothing after that point can be trusted."""
+
+
+class OutOfMemoryError(ByteboundError):
+    """A request needed more memory than was free; it is lost, and the next one works."""
+
+
+class StepTimeoutError(ByteboundError):
+    """The GPU did not finish a pass in time; this engine, and its process, are of no more use."""

@@ -3,13 +3,21 @@
 import re
 import sys
 
-from bytebound.errors import ByteboundError, NonFiniteLogitsError
+from bytebound.errors import (
+    ByteboundError,
+    NonFiniteLogitsError,
+    OutOfMemoryError,
+    StepTimeoutError,
+)
 
 OK = 0
 FAILED = 1
 WRONG_USE = 2
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+# What no other option or folder would have changed.
+_FAILURES = (NonFiniteLogitsError, OutOfMemoryError, StepTimeoutError)
 
 # Whatever a terminal or a log would take for the end of a line, or for a command.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -30,7 +38,7 @@ class ReaderGoneError(Exception):
 def exit_code_of(error: Exception) -> int:
     """2 for what the user can change on the command line or in the folder, 1 for what failed."""
     wrong_use = isinstance(error, (ByteboundError, UsageError))
-    return WRONG_USE if wrong_use and not isinstance(error, NonFiniteLogitsError) else FAILED
+    return WRONG_USE if wrong_use and not isinstance(error, _FAILURES) else FAILED
 
 
 def one_line(text: str) -> str:

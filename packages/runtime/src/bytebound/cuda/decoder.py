@@ -41,21 +41,19 @@ class CudaDecoder:
         self.cycle = Cycle(executor, draft.head if isinstance(draft, CudaMtpDraft) else None)
         self._host = HostDecoder(executor, draft, num_draft_tokens)
         self._recordings = Recordings(self._work, executor.device)
-        self._free = deque(_Report.empty(self.cycle) for _ in range(_IN_FLIGHT))
+        self._reports = tuple(_Report.empty(self.cycle) for _ in range(_IN_FLIGHT))
+        self._free = deque(self._reports)
         self._flying = deque[_Report]()
         self._sampler: Sampler | None = None  # None: the request is the host's
         self._form = Form(Choice(0))
         self._remaining = 0
 
-    @torch.inference_mode()
     def warm_up(self) -> None:
         """Run and record every form that a request without logprobs may need."""
-        row = self.executor.prefill([0])
         counts = range(self.num_draft_tokens + 1)
         if self.by_head or self.draft is None:
             counts = range(self._most_drafts, self._most_drafts + 1)
         for sampled in (False, True):
-            self.cycle.begin(row, self._hidden(), position=1)
             self._run("first", Form(Choice(0, sampled=sampled)))
             for count in counts:
                 choice = Choice(count, sampled=sampled, drawn_drafts=sampled and self.by_head)
@@ -75,7 +73,7 @@ class CudaDecoder:
         row = self.executor.prefill(prompt, self.draft)
         self._sampler, self._remaining = sampler, limit
         self.cycle.sampler.load(sampler, prompt)
-        self.cycle.begin(row, self._hidden(), len(prompt))
+        self.cycle.begin(row, len(prompt))
         first = Choice(
             0,
             sampled=not sampler.greedy,
@@ -113,7 +111,8 @@ class CudaDecoder:
         self._flying.popleft()
         self._free.append(report)
         if report.event is not None:
-            report.event.synchronize()
+            # A prompt's last chunk and head may be under way before the turn.
+            self.executor.watchdog.wait(report.event, passes=3)
         words = report.words.tolist()
         emitted = words[bk.CYCLE_HEADER :][: words[bk.CYCLE_NUM_EMITTED]]
         if -1 in emitted:
@@ -124,11 +123,6 @@ class CudaDecoder:
             )
         guesses = report.ids.tolist()[1 : 1 + report.form.choice.num_drafts]
         return Step(tuple(guesses), emitted, self._logprob_of(report))
-
-    def _hidden(self) -> torch.Tensor:
-        if self.executor.last_hidden is None:
-            raise RuntimeError("no prompt was processed")
-        return self.executor.last_hidden
 
     def _logprob_of(self, report: "_Report") -> Callable[[int, int], TokenLogprob]:
         if not report.form.choice.with_logprobs or self._sampler is None:
@@ -174,9 +168,9 @@ class CudaDecoder:
                 raise ValueError(f"no work {key!r}")
 
     def _land(self) -> None:
-        """Forget the turns that are under way."""
-        while self._flying:
-            self._free.append(self._flying.popleft())
+        """Forget the turns that are under way, also one whose launch was interrupted."""
+        self._flying.clear()
+        self._free = deque(self._reports)
 
 
 @dataclass(slots=True)

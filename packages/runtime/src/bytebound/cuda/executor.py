@@ -10,6 +10,7 @@ from bytebound.cuda.matrices import MATVEC_ROWS, UNPACK_ROWS, Workspaces
 from bytebound.cuda.prefill import Chunk
 from bytebound.cuda.state import MAX_ROWS, SequenceState, cache_positions
 from bytebound.cuda.step import Step, settle
+from bytebound.cuda.watchdog import Watchdog, limit_from_environment
 from bytebound.cuda.weights import ModelWeights, largest_packed
 from bytebound.errors import ContextOverflowError
 from bytebound.executor import Observer
@@ -55,6 +56,8 @@ class CudaExecutor:
             inverse_frequencies(config, self.device),
             self.state.position,
         )
+        self.watchdog = Watchdog(limit_from_environment())
+        self._done = torch.cuda.Event() if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._position = 0
         self._verified = 0  # rows of the last verify that are not committed
         self._has_pending = False  # committed rows that the state does not hold yet
@@ -102,7 +105,9 @@ class CudaExecutor:
         self.step.verify(self.weights, self.state, rows)
         self._verified, self._has_pending = rows, False
         self.last_hidden = buffers.hidden[:rows].clone()
-        return buffers.logits[:rows].clone()
+        logits = buffers.logits[:rows].clone()
+        self._wait()
+        return logits
 
     def commit(self, count: int) -> None:
         """Keep the first ``count`` rows of the last ``verify``."""
@@ -123,9 +128,22 @@ class CudaExecutor:
         self.reset()
         return torch.cat(chunks)
 
+    def explain_non_finite(self, ids: Sequence[int]) -> str:
+        """Which op makes NaN or infinity of ``ids``. See ``bytebound.diagnosis``."""
+        from bytebound.cuda.diagnosis import explain_non_finite  # which imports this module
+
+        return explain_non_finite(self, ids)
+
+    def _wait(self) -> None:
+        """Until all that is enqueued is done, as PyTorch would wait, but not for ever."""
+        if self._done is not None:
+            self._done.record()
+            self.watchdog.wait(self._done)
+
     def _wide_pass(self, ids: Sequence[int]) -> torch.Tensor:
         """Run and commit one chunk; hidden [T, D]."""
         self._check_room(len(ids))
+        self._wait()  # bringing the ids to the device would
         if self._has_pending:
             settle(self.weights, self.state, self.config)
         self._verified, self._has_pending = 0, False

@@ -89,6 +89,12 @@ class ReferenceExecutor:
         self.reset()
         return torch.cat(chunks)
 
+    def explain_non_finite(self, ids: Sequence[int]) -> str:
+        """Which op makes NaN or infinity of ``ids``. See ``bytebound.diagnosis``."""
+        from bytebound.reference.diagnosis import explain_non_finite  # which imports this module
+
+        return explain_non_finite(self, ids)
+
     def _wide_pass(self, ids: Sequence[int]) -> torch.Tensor:
         """Run and commit one chunk; hidden [T, D]."""
         self._check_room(len(ids))

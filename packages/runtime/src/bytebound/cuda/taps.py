@@ -1,0 +1,94 @@
+"""Shows the products of a pass of the CUDA backend to somebody, without a hook in the pass."""
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+
+from bytebound.cuda.matrices import Matrix, Workspaces
+from bytebound.cuda.weights import ModelWeights
+from bytebound.taps import HEAD, Place, Product, Tap
+
+RecordT = TypeVar("RecordT")
+
+
+class TappedMatrix:
+    """Implements ``Matrix``: does what ``matrix`` does, and shows every product to ``tap``.
+
+    The tensors shown are those of the pass: whoever wants to keep one copies it.
+    """
+
+    def __init__(self, matrix: Matrix, place: Place, tap: Tap) -> None:
+        self.matrix = matrix
+        self.place = place
+        self.tap = tap
+
+    @property
+    def n(self) -> int:
+        """Output features."""
+        return self.matrix.n
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory that it takes."""
+        return self.matrix.num_bytes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.matrix, name)
+
+    def matvec(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        workspaces: Workspaces,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        """See Matrix."""
+        before = None if residual is None else residual.clone()  # out is mostly the same memory
+        self.matrix.matvec(x, out, workspaces, residual)
+        self.tap(Product(self.place, x, before, out))
+
+    def matmul(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        workspaces: Workspaces,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        """See Matrix."""
+        before = None if residual is None else residual.clone()
+        self.matrix.matmul(x, out, workspaces, residual)
+        self.tap(Product(self.place, x, before, out))
+
+
+def tapped(weights: ModelWeights, tap: Tap) -> ModelWeights:
+    """The same weights, whose products are shown to ``tap``; those of the MTP head are not."""
+    return replace(
+        weights,
+        layers=tuple(_tapped(layer, index, tap) for index, layer in enumerate(weights.layers)),
+        lm_head=TappedMatrix(weights.lm_head, Place(None, HEAD), tap),
+    )
+
+
+def matrix_at(weights: ModelWeights, place: Place) -> Matrix | None:
+    """The matrix of that name; None where the op has none."""
+    if place.layer is None:
+        return weights.lm_head if place.op == HEAD else None
+    layer = weights.layers[place.layer]
+    for record in (layer.mixer, layer.mlp):
+        found = getattr(record, place.op, None)
+        if hasattr(found, "matvec"):
+            return found
+    return None
+
+
+def _tapped(record: RecordT, layer: int, tap: Tap) -> RecordT:
+    """A record of one layer with its matrices wrapped."""
+    changes: dict[str, Any] = {}
+    for field in fields(record) if is_dataclass(record) else ():
+        value = getattr(record, field.name)
+        if hasattr(value, "matvec"):
+            changes[field.name] = TappedMatrix(value, Place(layer, field.name), tap)
+        elif is_dataclass(value):
+            changes[field.name] = _tapped(value, layer, tap)
+    return replace(record, **changes) if changes else record  # type: ignore[type-var]
