@@ -30,7 +30,7 @@ FLAGSHIP = find_model("random:qwen3.5-27b")[1]
 
 
 def flagship(kv_dtype: str, max_len: int, **more: int) -> CudaMemory:
-    stored = Stored.of(FLAGSHIP, None, "model.", with_mtp=True)
+    stored = Stored.of(FLAGSHIP, None, "model.", with_mtp=True, random=True)
     kind = check_cuda_kv_dtype(kv_dtype, max_len)
     return CudaMemory(FLAGSHIP, stored, Card.nominal(), kind, num_draft_tokens=4, **more)
 

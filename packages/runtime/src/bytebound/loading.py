@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Protocol, TypedDict
@@ -108,7 +108,8 @@ def load_engine_parts(
         raise InvalidSettingError(
             f"draft_vocab={str(draft_vocab)!r}: only draft='mtp' has a use for it, got {draft!r}"
         )
-    limit = None if vram_limit is None else parse_size("vram_limit", vram_limit)
+    if vram_limit is not None:
+        parse_size("vram_limit", vram_limit)
     most = MAX_CUDA_DRAFT_TOKENS if backend == "cuda" else MAX_DRAFT_TOKENS
     check_integer("num_draft_tokens", num_draft_tokens, 1, most)
     where = check_device(device)
@@ -128,8 +129,8 @@ def load_engine_parts(
     if draft_vocab is not None:
         vocab = config.vocab_size
         draft_ids = read_draft_vocab(draft_vocab, vocab_size=vocab, tokenizer=tokenizer)
-    if limit is not None:
-        _cap(limit, where)
+    if vram_limit is not None:
+        limit_vram(vram_limit, where)
     parts: _Backend
     if folder is None or chosen.name == "cuda":
         from bytebound.cuda.loading import load_cuda
@@ -191,12 +192,19 @@ def _check_random(path_or_name: str | PathLike[str], asked: str, chosen: Backend
     )
 
 
-def _cap(limit: int, device: torch.device) -> None:
-    if device.type != "cuda":
+def limit_vram(vram_limit: int | str, device: str | torch.device | None = None) -> None:
+    """Cap what this process takes of the GPU, from now until it ends: see ``vram.cap_process``.
+
+    Raises:
+        InvalidSettingError: no size, one that is too small, or a device that is no GPU.
+    """
+    limit, where = parse_size("vram_limit", vram_limit), check_device(device)
+    if where.type != "cuda":
         raise InvalidSettingError(
-            f"vram_limit={limit}: the model runs on the CPU, whose memory is not capped; use None"
+            f"vram_limit={vram_limit!r}: the model runs on the CPU, whose memory is not capped; "
+            "use None"
         )
-    cap_process(limit, device)
+    cap_process(limit, where)
 
 
 def _load_reference(
@@ -240,7 +248,8 @@ def plan_memory(
     config: ModelConfig, max_len: int, dtype: torch.dtype, *, with_mtp: bool
 ) -> MemoryPlan:
     """What the reference backend will hold: everything at its one dtype."""
-    return memory_plan(config, max_len=max_len, settings=_memory_settings(dtype, with_mtp))
+    plan = memory_plan(config, max_len=max_len, settings=_memory_settings(dtype, with_mtp))
+    return replace(plan, kv_dtype=str(dtype).removeprefix("torch."))
 
 
 def _memory_settings(dtype: torch.dtype, with_mtp: bool) -> MemorySettings:

@@ -49,6 +49,7 @@ def chat(
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     max_len: opt.MaxLen = None,
+    vram_limit: opt.VramLimit = None,
 ) -> int:
     """Talk to a model; /help inside lists the commands.
 
@@ -67,7 +68,9 @@ def chat(
         seed=seed,
         stop=stop or None,
     )
-    loading = opt.EngineOptions(model, draft, num_draft_tokens, backend, device, dtype, max_len)
+    loading = opt.EngineOptions(
+        model, draft, num_draft_tokens, backend, device, dtype, max_len, vram_limit
+    )
 
     from bytebound.cli.lines import message_lines
     from bytebound.cli.opening import open_engine

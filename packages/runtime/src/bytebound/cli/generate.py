@@ -66,6 +66,7 @@ def generate(
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     max_len: opt.MaxLen = None,
+    vram_limit: opt.VramLimit = None,
 ) -> int:
     """Generate one answer and stream it to stdout.
 
@@ -94,7 +95,9 @@ def generate(
         logprobs=logprobs,
         ignore_eos=ignore_eos or None,
     )
-    loading = opt.EngineOptions(model, draft, num_draft_tokens, backend, device, dtype, max_len)
+    loading = opt.EngineOptions(
+        model, draft, num_draft_tokens, backend, device, dtype, max_len, vram_limit
+    )
     given_ids = None if ids is None else parse_ids(ids)
     text = "" if given_ids is not None else read_prompt(prompt, prompt_file)
 
@@ -130,7 +133,7 @@ def _answer(
     as_json: bool,
 ) -> int:
     from bytebound.cli.answer import run_request
-    from bytebound.cli.opening import draft_name
+    from bytebound.cli.opening import backend_name, draft_name, has_random_weights
     from bytebound.cli.output import emit, emit_json, remark, stats_line
 
     tokenizer = tokenizer_of(engine)
@@ -155,6 +158,8 @@ def _answer(
                 "draft": draft_name(engine),
                 "num_draft_tokens": engine.num_draft_tokens,
                 "max_len": engine.max_len,
+                "backend": backend_name(engine),
+                "weights": "random" if has_random_weights(engine) else "stored",
             }
         )
     else:
@@ -162,7 +167,13 @@ def _answer(
             emit("\n")
         for line in _logprob_lines(answer.logprobs, tokenizer):
             print(line, file=sys.stderr)
-        remark(stats_line(answer.stats, answer.finish_reason, draft_name(engine)))
+        line = stats_line(
+            answer.stats,
+            answer.finish_reason,
+            draft_name(engine),
+            random_weights=has_random_weights(engine),
+        )
+        remark(line)
     return INTERRUPTED if answer.interrupted else OK
 
 

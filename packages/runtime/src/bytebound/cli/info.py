@@ -50,8 +50,18 @@ def info(
         ),
     ] = None,
     max_len: opt.MaxLen = None,
+    backend: opt.Backend = "auto",
     device: opt.Device = None,
     dtype: opt.Dtype = None,
+    kv_dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|bfloat16|fp8",
+            help="What the CUDA backend keeps keys and values in. auto: fp8 beyond 65,536 "
+            "positions.",
+        ),
+    ] = "auto",
+    vram_limit: opt.VramLimit = None,
     json_: opt.Json = False,
 ) -> int:
     """Show a model's config, bytes per token, memory plan and this card's limit.
@@ -69,18 +79,19 @@ def info(
     from bytebound.cli import tables
     from bytebound.cli.output import emit_json
     from bytebound.cli.progress import Waiting
-    from bytebound.config import ModelConfig
-    from bytebound.names import resolve_model
+    from bytebound.loading import find_model, limit_vram
 
     with Waiting("reading headers"):
-        folder = resolve_model(model)
-        config = ModelConfig.from_folder(folder)
+        folder, config = find_model(model)
+        if vram_limit is not None:
+            limit_vram(vram_limit, device)
         report: Report = {
             "model": model,
-            "folder": str(folder),
+            "folder": None if folder is None else str(folder),
             "config": config_record(config),
             "weights": weights_record(folder, config),
             "text": text_record(folder),
+            "backend": backend_record(backend, config, device, dtype),
         }
         packed = report["weights"].get("packed")
         if packed and not bits:
@@ -89,6 +100,8 @@ def info(
         report["memory_plan"] = plans(
             config, report["weights"]["mtp"], widths, max_len=max_len, device=device, dtype=dtype
         )
+        length = report["memory_plan"]["max_len"]
+        report["memory_plan"]["cuda"] = cuda_plan(folder, config, length, kv_dtype)
         report["card"] = card_record(read_gb_s, report["bytes_per_token"])
     if json_:
         emit_json(report)
@@ -114,17 +127,18 @@ def config_record(config: "ModelConfig") -> Report:
     }
 
 
-def weights_record(folder: Path, config: "ModelConfig") -> Report:
+def weights_record(folder: Path | None, config: "ModelConfig") -> Report:
     """What the files hold by their headers, and what is wrong with them."""
     from bytebound.checkpoint import read_headers
 
     # Without weights the config's own word counts; the arithmetic needs no more.
     record: Report = {
-        "present": any(folder.glob("*.safetensors*")),
+        "present": folder is not None and any(folder.glob("*.safetensors*")),
+        "random": folder is None,
         "problem": None,
         "mtp": bool(config.mtp_num_hidden_layers),
     }
-    if not record["present"]:
+    if folder is None or not record["present"]:
         return record
     try:
         stored = read_headers(folder, config)
@@ -162,9 +176,12 @@ def packed_record(stored: "StoredModel") -> Report | None:
     }
 
 
-def text_record(folder: Path) -> Report:
+def text_record(folder: Path | None) -> Report:
     """Which text files are there; whether they can be used is seen when the model is loaded."""
     import json
+
+    if folder is None:
+        return dict.fromkeys(("tokenizer", "chat_template", "generation_config"), False)
 
     def holds_template() -> bool:
         try:
@@ -230,6 +247,38 @@ def plans(
             for width in widths
         },
     }
+
+
+def backend_record(
+    asked: str, config: "ModelConfig", device: str | None, dtype: str | None
+) -> Report:
+    """The backend that would run here, and why it is not the CUDA one."""
+    from bytebound.backends import choose_backend
+    from bytebound.settings import BACKENDS, check_choice
+
+    check_choice("backend", asked, BACKENDS)
+    chosen = choose_backend(asked, config, device, dtype)
+    return {"name": chosen.name, "why_not_cuda": chosen.why_not_cuda}
+
+
+def cuda_plan(
+    folder: Path | None, config: "ModelConfig", max_len: int, kv_dtype: str
+) -> Report | None:
+    """What the CUDA backend holds on this card, or on one like many; None where it cannot run."""
+    from bytebound.cuda.shapes import shape_problem
+    from bytebound.settings import check_cuda_kv_dtype
+
+    kind = check_cuda_kv_dtype(kv_dtype, max_len)
+    if shape_problem(config) is not None:
+        return None
+    try:
+        from bytebound.cuda.memory import plan_for
+    except ImportError:
+        return None
+    try:
+        return plan_for(folder, config, kind).plan(max_len).as_dict()
+    except CheckpointError:  # reported as the problem of the weights
+        return None
 
 
 def card_record(read_gb_s: float | None, budget: Report) -> Report:

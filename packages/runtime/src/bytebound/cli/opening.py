@@ -20,13 +20,16 @@ def open_engine(options: EngineOptions, sampling: SamplingOptions) -> "Engine":
     """Load the model; whatever is wrong with the options is said before its weights are read."""
     with Waiting("loading") as waiting:
         from bytebound.engine import Engine
-        from bytebound.loading import find_model
+        from bytebound.failures import is_out_of_memory
+        from bytebound.loading import find_model, limit_vram
         from bytebound.sampling import SamplingParams
 
         waiting.check()
         SamplingParams(**sampling.given())  # each value by itself; the model's own come later
         folder, config = find_model(options.model)
         check_max_len(options.max_len, config)
+        if options.vram_limit is not None:
+            limit_vram(options.vram_limit, options.device)
         try:
             return Engine.from_pretrained(
                 options.model,
@@ -39,7 +42,7 @@ def open_engine(options: EngineOptions, sampling: SamplingOptions) -> "Engine":
                 on_progress=waiting.advance,
             )
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             raise InvalidSettingError(
                 f"not enough memory for {options.model}; 'bytebound info' shows what it needs, and "
@@ -58,6 +61,16 @@ def request_params(engine: "Engine", sampling: SamplingOptions) -> "SamplingPara
 def draft_name(engine: "Engine") -> str:
     """The draft that runs."""
     return "none" if engine.draft is None else engine.draft.name
+
+
+def has_random_weights(engine: "Engine") -> bool:
+    """Whether what it generates is noise, made to measure speed."""
+    return engine.memory_plan is not None and engine.memory_plan.random_weights
+
+
+def backend_name(engine: "Engine") -> str | None:
+    """The backend that runs; None where there is no model."""
+    return None if engine.memory_plan is None else engine.memory_plan.backend
 
 
 def _draft(asked: str | None, folder: Path | None, config: "ModelConfig") -> str:
@@ -82,10 +95,3 @@ def check_max_len(max_len: int | None, config: "ModelConfig") -> None:
         raise InvalidSettingError(
             f"--max-len {max_len}: expected 1 to {limit}, this model's max_position_embeddings"
         )
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    # PyTorch has a class of its own for the GPU only.
-    return isinstance(error, MemoryError) or any(
-        sign in str(error) for sign in ("out of memory", "can't allocate memory")
-    )

@@ -18,7 +18,8 @@ Model = Annotated[
         "--model",
         "-m",
         metavar="FOLDER|NAME",
-        help="Model folder in Hugging Face form, or the name of the shipped model: tiny.",
+        help="Model folder in Hugging Face form, the name of the shipped model: tiny, or "
+        "random:qwen3.5-27b and random:CONFIG.JSON for a shape with random weights.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to stdout, and nothing else there.")]
@@ -45,7 +46,12 @@ NumDraftTokens = Annotated[
     int, typer.Option(metavar="K", help="Tokens guessed per step, 1 to 8.", rich_help_panel=_ENGINE)
 ]
 Backend = Annotated[
-    str, typer.Option(metavar="auto|reference|cuda", help="Executor.", rich_help_panel=_ENGINE)
+    str,
+    typer.Option(
+        metavar="auto|reference|cuda",
+        help="Executor. auto: cuda where a GPU and the model's shape allow it.",
+        rich_help_panel=_ENGINE,
+    ),
 ]
 Device = Annotated[
     str | None,
@@ -67,6 +73,14 @@ MaxLen = Annotated[
         metavar="N",
         help="Context: positions of prompt and answer together. "
         "Default: 8192, or the model's limit if that is lower.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+VramLimit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Most that this process may take of the GPU: 32GiB, 24GB, or bytes.",
         rich_help_panel=_ENGINE,
     ),
 ]
@@ -134,6 +148,7 @@ class EngineOptions:
     device: str | None
     dtype: str | None
     max_len: int | None
+    vram_limit: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,12 @@ def shows_colours(stream: IO[str]) -> bool:
     return stream.isatty() and not plain
 
 
-def stats_line(stats: GenerationStats, finish_reason: str, draft: str) -> str:
+def stats_line(
+    stats: GenerationStats, finish_reason: str, draft: str, *, random_weights: bool = False
+) -> str:
     """The line of numbers after an answer."""
-    parts = [
+    parts = ["random weights, tokens are noise"] if random_weights else []
+    parts += [
         f"{stats.completion_tokens} tokens, {stats.tok_per_s:.1f} tokens/s",
         f"prompt {stats.prompt_tokens} tokens, {stats.prefill_s:.2f} s",
     ]

@@ -50,6 +50,11 @@ _PLAN_ROWS = {
     "conv_windows": "conv windows",
     "verify_rows": "rows under verification",
     "scratch": "scratch",
+    "draft_head": "head of the draft vocabulary",
+    "snapshots": "kept states",
+    "loading": "more while loading",
+    "graphs": "recorded passes",
+    "cuda_context": "CUDA itself",
     "total": "total",
 }
 
@@ -91,7 +96,20 @@ def size(count: float) -> str:
 def _lines(report: dict[str, Any]) -> Iterable[tuple[str, str]]:
     config, weights, text = report["config"], report["weights"], report["text"]
     yield "model", report["model"]
-    yield "folder", report["folder"]
+    if weights["random"]:
+        yield "weights", "random, made in 4 bits on the GPU: for speed, what they generate is noise"
+    else:
+        yield "folder", report["folder"]
+        yield from _weight_lines(weights)
+    yield "backend", _backend(report["backend"], random=weights["random"])
+    yield "MTP head", _yes(weights["mtp"])
+    yield "tokenizer", _yes(text["tokenizer"])
+    yield "chat template", _yes(text["chat_template"])
+    yield "sampling", _sampling(config["generation"])
+    yield "end tokens", ", ".join(map(str, config["eos_token_ids"])) or "none in the config"
+
+
+def _weight_lines(weights: dict[str, Any]) -> Iterable[tuple[str, str]]:
     if not weights["present"]:
         yield "weights", "no safetensors in the folder; everything below is from the config alone"
     elif weights["problem"] is not None:
@@ -111,11 +129,13 @@ def _lines(report: dict[str, Any]) -> Iterable[tuple[str, str]]:
                 f"{weights['skipped_vision_tensors']} tensors, "
                 f"{size(weights['skipped_vision_bytes'])}: not loaded, text only",
             )
-    yield "MTP head", _yes(weights["mtp"])
-    yield "tokenizer", _yes(text["tokenizer"])
-    yield "chat template", _yes(text["chat_template"])
-    yield "sampling", _sampling(config["generation"])
-    yield "end tokens", ", ".join(map(str, config["eos_token_ids"])) or "none in the config"
+
+
+def _backend(backend: dict[str, Any], *, random: bool) -> str:
+    name, reason = backend["name"], backend["why_not_cuda"]
+    if reason is None:
+        return str(name)
+    return f"{'none' if random else name}, not cuda: {reason}"
 
 
 def _sampling(generation: dict[str, Any]) -> str:
@@ -189,19 +209,18 @@ def _budget_table(budget: dict[str, Any], card: dict[str, Any]) -> Table:
 
 
 def _plan_table(plan: dict[str, Any]) -> Table:
-    reference, at_bits = plan["reference"], plan["at_bits"]
-    title = f"Memory plan for {plan['max_len']:,} positions"
-    columns = [
-        "",
-        f"reference, {reference['dtype']}",
-        *(f"kernels, {bits} bit" for bits in at_bits),
-    ]
-    table = _table(title, columns)
+    reference, cuda = plan["reference"], plan["cuda"]
+    columns = {f"reference, {reference['dtype']}": reference}
+    if cuda is not None:
+        columns[f"cuda, {cuda['kv_dtype']} KV"] = cuda
+    columns |= {f"kernels, {bits} bit": one for bits, one in plan["at_bits"].items()}
+    noise = ", random weights" if cuda is not None and cuda["random_weights"] else ""
+    table = _table(f"Memory plan for {plan['max_len']:,} positions{noise}", ["", *columns])
     for row, label in _PLAN_ROWS.items():
-        table.add_row(
-            label,
-            size(reference[row]),
-            *(size(one[row]) for one in at_bits.values()),
-            style="bold" if row == "total" else "",
-        )
+        if any(one[row] for one in columns.values()):
+            table.add_row(
+                label,
+                *(size(one[row]) for one in columns.values()),
+                style="bold" if row == "total" else "",
+            )
     return table

@@ -82,6 +82,7 @@ def load_cuda(
             None if stored is None else stored.packed,
             names.TEXT_PREFIX if stored is None else stored.prefix,
             with_mtp=with_mtp,
+            random=folder is None,
             in_one_piece=found is not None,
         ),
         Card.of(device),

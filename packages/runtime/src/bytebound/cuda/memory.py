@@ -8,12 +8,14 @@ allocator takes for them, which rounds a large tensor up to whole 2 MiB.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import bytebound_kernels as bk
 import torch
 from bytebound_kernels import prefill as many
 
 from bytebound import tensor_names as names
+from bytebound.checkpoint import read_headers
 from bytebound.config import ModelConfig
 from bytebound.cuda import fusion
 from bytebound.cuda.assembly import GROUP
@@ -22,6 +24,7 @@ from bytebound.cuda.fusion import Fusion
 from bytebound.cuda.state import MAX_ROWS, cache_positions
 from bytebound.memory import FLOAT32_BYTES, MemoryPlan, byte_budget, check_context, state_bytes
 from bytebound.quantized import PackedMatrix
+from bytebound.settings import cuda_problem
 from bytebound.tensor_names import Shape
 from bytebound.vram import LATER_BYTES, MIB, NOMINAL_CONTEXT_BYTES, outside_bytes
 
@@ -63,9 +66,10 @@ class Stored:
     """What the headers of a folder say, or a shape alone."""
 
     shapes: Mapping[str, Shape]
-    packed: Mapping[str, PackedMatrix] | None  # None: random weights, all in 4 bits
+    packed: Mapping[str, PackedMatrix] | None  # None: no files yet, all will be in 4 bits
     prefix: str
     with_mtp: bool
+    random: bool = False
     in_one_piece: bool = False  # read from the packed cache: one allocation, and nothing beside it
 
     @classmethod
@@ -76,13 +80,14 @@ class Stored:
         prefix: str,
         *,
         with_mtp: bool,
+        random: bool = False,
         in_one_piece: bool = False,
     ) -> "Stored":
         """Collect the shapes that go with it."""
         shapes = {**names.model_shapes(config, prefix=prefix), **names.head_shape(config)}
         if with_mtp:
             shapes |= names.mtp_shapes(config)
-        return cls(shapes, packed, prefix, with_mtp, in_one_piece)
+        return cls(shapes, packed, prefix, with_mtp, random, in_one_piece)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,7 @@ class CudaMemory:
             cuda_context=self.card.context_bytes,
             backend="cuda",
             kv_dtype="fp8" if self.kv_dtype.itemsize == 1 else "bfloat16",
-            random_weights=stored.packed is None,
+            random_weights=stored.random,
         )
 
     def bytes_per_token(self) -> float:
@@ -262,6 +267,26 @@ class CudaMemory:
         mlp = 3 * BYTES * config.intermediate_size  # gate, up, and their product
         # The residual; two normed inputs; hidden rows of this chunk and of the one before.
         return math.ceil(width * (FLOAT32_BYTES + 4 * BYTES) + max(attention, delta, mlp))
+
+
+def plan_for(
+    folder: Path | None, config: ModelConfig, kv_dtype: torch.dtype, *, num_draft_tokens: int = 4
+) -> CudaMemory:
+    """The plans of a folder, of a config alone, or (``folder`` None) of random weights.
+
+    Raises:
+        CheckpointError: the folder's headers do not fit the config.
+    """
+    packed: Mapping[str, PackedMatrix] | None = None
+    prefix, with_mtp = names.TEXT_PREFIX, bool(config.mtp_num_hidden_layers)
+    if folder is not None and any(folder.glob("*.safetensors*")):
+        stored = read_headers(folder, config)
+        packed, prefix, with_mtp = stored.packed, stored.prefix, stored.with_mtp
+    of_model = Stored.of(config, packed, prefix, with_mtp=with_mtp, random=folder is None)
+    card = Card.nominal()
+    if cuda_problem() is None:
+        card = Card.of(torch.device("cuda", torch.cuda.current_device()))
+    return CudaMemory(config, of_model, card, kv_dtype, num_draft_tokens=num_draft_tokens)
 
 
 def taken(num_bytes: float) -> int:

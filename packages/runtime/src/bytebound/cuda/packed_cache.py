@@ -101,7 +101,7 @@ class PackedCache:
             nonlocal done
             done += count
             if on_progress is not None:
-                on_progress(done, found.image_bytes)
+                on_progress(done, found.num_bytes)
 
         try:
             return {

@@ -66,6 +66,11 @@ class PackedFile:
     parts: tuple[Part, ...]
     blocks: tuple[tuple[int, int, str], ...]  # offset, length, SHA-256
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors, without what lies between them."""
+        return sum(length for _, length, _ in self.blocks)
+
     def read(
         self, device: torch.device, advance: Advance
     ) -> Iterator[tuple[Part, list[torch.Tensor]]]:
@@ -162,6 +167,7 @@ def write_packed(
         for start, length in pieces(place.num_bytes)
     ]
     device = flat[0][1].device
+    total = sum(length for _, length, _ in jobs)
     with _exclusively(path) as descriptor:
         os.posix_fallocate(descriptor, 0, _IMAGE_START + end)
 
@@ -172,7 +178,7 @@ def write_packed(
             write_all(descriptor, view, _IMAGE_START + offset)
             return offset, length, hashlib.sha256(view).hexdigest()
 
-        blocks = for_each(jobs, store, device, lambda job: advance(job[1], end))
+        blocks = for_each(jobs, store, device, lambda job: advance(job[1], total))
         header = {
             "key": key,
             "image_bytes": end,

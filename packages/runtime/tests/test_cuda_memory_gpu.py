@@ -1,0 +1,122 @@
+"""The memory plan and the packed cache on a GPU: what was planned is what is taken."""
+
+import gc
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bytebound import Engine, SamplingParams
+from bytebound.memory import MemoryPlan
+from bytebound.vram import MIB, measured_peak
+
+from .cuda_models import symmetric
+
+pytestmark = pytest.mark.gpu
+
+PARAMS = SamplingParams(max_tokens=40, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.8, seed=1, logprobs=5)
+
+
+@pytest.fixture(autouse=True)
+def an_empty_card() -> Iterator[None]:
+    def clear() -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+    clear()
+    yield
+    clear()
+
+
+def peak_of(model: str | Path, prompt: int, **settings: Any) -> tuple[MemoryPlan, int]:
+    """The plan, and the most bytes that loading, a long prompt and both kinds of choice took."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    before = torch.cuda.memory_reserved(device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # random weights
+        engine = Engine.from_pretrained(model, backend="cuda", **settings)
+    plan = engine.memory_plan
+    assert plan is not None
+    ids = [7 + i % 200 for i in range(prompt)]
+    for params in (PARAMS, SAMPLED):
+        engine.generate(ids, params)
+    torch.cuda.synchronize()
+    peak = measured_peak(device) - before
+    for name, size in [*plan.rows(), ("total", plan.total), ("measured", peak)]:
+        print(f"{name:14} {size / MIB:10.1f} MiB")
+    return plan, peak
+
+
+def test_the_plan_of_a_small_model_is_never_exceeded() -> None:
+    plan, peak = peak_of("tiny", 900, max_len=1024)
+    # Small tensors leave whole segments of the allocator unused: an upper bound, no more.
+    assert 0.5 * (plan.total - plan.snapshots) < peak <= plan.total
+
+
+@pytest.mark.parametrize(("max_len", "prompt"), [(8192, 8000), (100_000, 3000)])
+def test_the_plan_of_the_flagship_is_right_to_3_percent(max_len: int, prompt: int) -> None:
+    """Bfloat16 keys and values at the shorter context, fp8 at the longer one."""
+    plan, peak = peak_of("random:qwen3.5-27b", prompt, max_len=max_len)
+    expected = plan.total - plan.snapshots  # nothing here keeps a state
+    assert peak == pytest.approx(expected, rel=0.03)
+
+
+def test_the_packed_form_gives_the_same_tokens(tmp_path: Path) -> None:
+    folder = symmetric(tmp_path / "model")
+    tokens = []
+    for packed in (False, True):
+        kept = folder / ".bytebound"
+        assert kept.is_dir() == packed
+        engine = Engine.from_pretrained(folder, backend="cuda", max_len=512)
+        tokens.append(engine.generate([1, 2, 3, 4, 5], PARAMS).token_ids)
+        (file,) = kept.glob("packed-*.bin")
+        major, minor = torch.cuda.get_device_capability()
+        assert file.name == f"packed-sm{major}{minor}.bin"
+    with file.open("r+b") as damaged:
+        damaged.seek(5000)
+        damaged.write(b"\xff\x00\xff\x00")
+    engine = Engine.from_pretrained(folder, backend="cuda", max_len=512)
+    tokens.append(engine.generate([1, 2, 3, 4, 5], PARAMS).token_ids)
+    assert tokens[0] == tokens[1] == tokens[2]
+
+
+def test_a_read_only_folder_loads(tmp_path: Path) -> None:
+    folder = symmetric(tmp_path / "model")
+    (folder / ".bytebound").write_text("in the way")  # holds for root too, unlike permissions
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Engine.from_pretrained(folder, backend="cuda", max_len=128)
+
+
+@pytest.mark.skipif(
+    shutil.disk_usage("/tmp").free < 20 << 30 or (os.cpu_count() or 1) < 8,
+    reason="needs 20 GiB on disk and 8 CPUs",
+)
+def test_a_packed_27b_is_read_in_15_seconds(tmp_path: Path) -> None:
+    """The file of a 27B model, from the page cache: its bytes are what a load waits for."""
+    from bytebound.cuda.packed_file import open_packed, write_packed
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    size = 20 * MIB
+    block = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
+    content: dict[str, Any] = {f"part {i}": ({"i": i}, [block + i]) for i in range(800)}
+    path = tmp_path / "packed.bin"
+    begun = time.perf_counter()
+    write_packed(path, "key", content, lambda done, total: None)
+    print(f"written in {time.perf_counter() - begun:.1f} s")
+    found = open_packed(path)
+    assert found is not None and found.num_bytes == 800 * size
+    begun = time.perf_counter()
+    for part, (tensor,) in found.read(device, lambda done: None):
+        if part.meta["i"] % 100 == 0:
+            assert torch.equal(tensor, content[part.name][1][0])
+    elapsed = time.perf_counter() - begun
+    print(f"read in {elapsed:.1f} s, {found.num_bytes / elapsed / 1e9:.1f} GB/s")
+    assert elapsed < 15
