@@ -1,0 +1,1 @@
+"""Other engines on the same yardstick: the same prompts, the same result files."""
