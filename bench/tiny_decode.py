@@ -58,7 +58,9 @@ def commit() -> str:
 def measure(device: str, dtype: str, rounds: int) -> tuple[dict[str, Any], torch.device]:
     """Metrics by name: tokens a second and tokens a step, per prompt and draft."""
     engines = {
-        draft: bytebound.Engine.from_pretrained("tiny", device=device, dtype=dtype, draft=draft)
+        draft: bytebound.Engine.from_pretrained(
+            "tiny", backend="reference", device=device, dtype=dtype, draft=draft
+        )
         for draft in DRAFTS
     }
     params = bytebound.SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)

@@ -40,7 +40,6 @@ def test_without_cuda_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("num_draft_tokens", 8, "1 to 7"),
         ("dtype", "float32", "backend='reference'"),
-        ("draft_vocab", "x.bin", "use None"),
     ],
 )
 def test_settings_that_are_not_its_own(name: str, value: Any, way_out: str) -> None:

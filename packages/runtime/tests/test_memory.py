@@ -12,7 +12,9 @@ from bytebound.config import ModelConfig
 from bytebound.errors import InvalidSettingError
 from bytebound.memory import (
     GIB,
+    MemoryPlan,
     MemorySettings,
+    PlanOf,
     byte_budget,
     check_fits,
     largest_context,
@@ -25,6 +27,11 @@ from .test_config import FLAGSHIP
 
 CONFIG = ModelConfig.from_dict(FLAGSHIP)
 FOUR_BIT = MemorySettings(bits_per_weight=4.125, mtp=True)
+LONGEST = CONFIG.max_position_embeddings
+
+
+def plan_of(settings: MemorySettings) -> PlanOf:
+    return lambda max_len: memory_plan(CONFIG, max_len=max_len, settings=settings)
 
 
 def test_flagship_budget() -> None:
@@ -52,6 +59,10 @@ def test_only_kv_grows_with_context() -> None:
     short, long = byte_budget(CONFIG, context=0), byte_budget(CONFIG, context=32768)
     assert short.kv == 0
     assert long.total - short.total == 32768 * 16 * 2 * 4 * 256 * 2
+
+
+def fits(limit: int, max_len: int, settings: MemorySettings = FOUR_BIT) -> MemoryPlan:
+    return check_fits(plan_of(settings), limit, max_len=max_len, longest=LONGEST)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -101,22 +112,22 @@ def test_context_beyond_native_is_refused(max_len: int) -> None:
 
 def test_full_window_on_a_32_gib_card() -> None:
     fp8 = replace(FOUR_BIT, kv_bytes=1.0)
-    assert largest_context(CONFIG, 32 * GIB, settings=fp8) == 262144
-    assert check_fits(CONFIG, 32 * GIB, max_len=262144, settings=fp8).total < 32 * GIB
+    assert largest_context(plan_of(fp8), 32 * GIB, LONGEST) == 262144
+    assert fits(32 * GIB, 262144, fp8).total < 32 * GIB
 
 
 def test_refusal_names_the_largest_context() -> None:
     """E43: an impossible setting fails before loading and says what would fit."""
-    best = largest_context(CONFIG, 24 * GIB, settings=FOUR_BIT)
+    best = largest_context(plan_of(FOUR_BIT), 24 * GIB, LONGEST)
     assert 0 < best < 262144
     with pytest.raises(InvalidSettingError, match=f"max_len 262144.*fits is {best}$"):
-        check_fits(CONFIG, 24 * GIB, max_len=262144, settings=FOUR_BIT)
-    assert check_fits(CONFIG, 24 * GIB, max_len=best, settings=FOUR_BIT).total <= 24 * GIB
+        fits(24 * GIB, 262144)
+    assert fits(24 * GIB, best).total <= 24 * GIB
     with pytest.raises(InvalidSettingError):
-        check_fits(CONFIG, 24 * GIB, max_len=best + 1, settings=FOUR_BIT)
+        fits(24 * GIB, best + 1)
 
 
 def test_refusal_when_nothing_fits() -> None:
-    assert largest_context(CONFIG, 4 * GIB, settings=FOUR_BIT) == 0
+    assert largest_context(plan_of(FOUR_BIT), 4 * GIB, LONGEST) == 0
     with pytest.raises(InvalidSettingError, match="no context fits; weights"):
-        check_fits(CONFIG, 4 * GIB, max_len=1, settings=FOUR_BIT)
+        fits(4 * GIB, 1)

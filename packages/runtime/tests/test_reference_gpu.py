@@ -15,7 +15,12 @@ PROMPT = "The Python standard library provides"
 
 def load(dtype: str, draft: str = "none", count: int = 4, device: str = "cuda") -> Engine:
     return Engine.from_pretrained(
-        "tiny", device=device, dtype=dtype, draft=draft, num_draft_tokens=count
+        "tiny",
+        backend="reference",
+        device=device,
+        dtype=dtype,
+        draft=draft,
+        num_draft_tokens=count,
     )
 
 

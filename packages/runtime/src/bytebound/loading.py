@@ -106,7 +106,8 @@ def load_engine_parts(
     check_draft(draft)
     if draft_vocab is not None and draft != "mtp":
         raise InvalidSettingError(
-            f"draft_vocab={str(draft_vocab)!r}: only draft='mtp' has a use for it, got {draft!r}"
+            f"draft_vocab={str(draft_vocab)!r}: only draft='mtp' has a use for it, got {draft!r}; "
+            "use None"
         )
     if vram_limit is not None:
         parse_size("vram_limit", vram_limit)

@@ -168,6 +168,8 @@ def write_packed(
     ]
     device = flat[0][1].device
     total = sum(length for _, length, _ in jobs)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # the threads copy on streams of their own
     with _exclusively(path) as descriptor:
         os.posix_fallocate(descriptor, 0, _IMAGE_START + end)
 
