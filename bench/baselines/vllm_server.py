@@ -1,7 +1,7 @@
 """vLLM through its OpenAI-compatible server: our prompts and depths, plain or with its MTP draft.
 
     python bench/baselines/vllm_server.py --model FOLDER --tokenizer FOLDER --out FILE
-    python bench/baselines/vllm_server.py --model FOLDER --bytes --extra "--load-format dummy" ...
+    python bench/baselines/vllm_server.py --model FOLDER --bytes --extra="--load-format dummy" ...
 
 ``--command`` names ``vllm serve`` where it is not on the PATH. Options: ``--help``.
 """

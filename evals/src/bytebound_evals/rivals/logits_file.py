@@ -82,17 +82,21 @@ def open_logits_file(path: Path) -> LogitsFile:
                 raise DataError(
                     f"{path}: context {context}, vocabulary {vocab_size}, chunks {chunks}"
                 )
-            count = context * chunks
-            tokens = np.frombuffer(file.read(4 * count), dtype="<i4")
+            _check_size(path, size, context, vocab_size, chunks)
+            tokens = np.frombuffer(file.read(4 * context * chunks), dtype="<i4")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    rows = chunks * (context - 1 - context // 2)
-    expected = len(MAGIC) + _HEADER.size + 4 * count + 2 * rows * _width(vocab_size)
-    if size != expected:
-        raise DataError(f"{path}: {size} bytes, expected {expected}: it is cut short or damaged")
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         raise DataError(f"{path}: an id is outside the vocabulary of {vocab_size}")
     return LogitsFile(path, context, vocab_size, tokens.reshape(chunks, context))
+
+
+def _check_size(path: Path, size: int, context: int, vocab_size: int, chunks: int) -> None:
+    rows = chunks * (context - 1 - context // 2)
+    header = len(MAGIC) + _HEADER.size + 4 * context * chunks
+    expected = header + 2 * rows * _width(vocab_size)
+    if size != expected:
+        raise DataError(f"{path}: {size} bytes, expected {expected}: it is cut short or damaged")
 
 
 def _width(vocab_size: int) -> int:

@@ -234,7 +234,7 @@ def _measure(
         metrics |= decode_metrics(one.stem, timed, case)
         if one.depth is not None and not options.draft_tokens:
             metrics |= prefill_metrics(f"prompt_{depth_label(one.depth)}", timed, case)
-    version = rival.version(server)
+    version = _version(rival, server)
     return Result(
         machine=machine_record(_device()),
         commit=commit_record(options.commit),
@@ -243,6 +243,14 @@ def _measure(
         note=_note(options, samples, first_piece_assumed=guessed),
         metrics=metrics,
     )
+
+
+def _version(rival: Rival, server: Server) -> str | None:
+    """What answers, where it says so; an older server may not."""
+    try:
+        return rival.version(server)
+    except RivalError:
+        return None
 
 
 def _with_drafts(reply: TimedReply, before: Drafts | None, after: Drafts | None) -> Sample:
@@ -344,7 +352,7 @@ def _parser(rival: Rival) -> argparse.ArgumentParser:
     add("--tokens", type=_count, default=128, metavar="N", help="new tokens of a run")
     add("--samples", type=_count, default=5, metavar="N", help="runs that count")
     add("--draft-tokens", type=_count, default=0, metavar="K", help="guesses of its MTP draft")
-    add("--extra", default="", metavar="WORDS", help="more options for its command, as one word")
+    add("--extra", default="", metavar="WORDS", help="more options for its command: --extra='...'")
     add("--timeout", type=float, default=600.0, metavar="S", help="for one request")
     add("--ready", type=float, default=1200.0, metavar="S", help="for it to load")
     add("--log", type=Path, metavar="FILE", help="keep its output")
