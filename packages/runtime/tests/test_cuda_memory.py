@@ -118,6 +118,13 @@ def test_what_the_flagship_holds() -> None:
     assert with_vocabulary.draft_head == taken(32_768 * 5120 * 4.125 / 8) + 32_768 * 4
 
 
+def test_a_head_that_does_not_draft_has_weights_alone() -> None:
+    memory = flagship("bfloat16", 8192)
+    plan, without = memory.plan(8192), replace(memory, by_mtp=False).plan(8192)
+    assert without.mtp_weights == plan.mtp_weights > 0 == without.mtp_kv
+    assert plan.scratch - without.scratch > 8 * FLAGSHIP.vocab_size * 4
+
+
 def test_a_cache_takes_no_more_than_its_bytes() -> None:
     memory = flagship("auto", 8192)
     cached = replace(memory, stored=replace(memory.stored, in_one_piece=True)).plan(8192)

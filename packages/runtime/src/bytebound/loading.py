@@ -143,6 +143,7 @@ def load_engine_parts(
             max_len=length,
             kv_dtype=kv_dtype,
             num_draft_tokens=0 if draft == "none" else num_draft_tokens,
+            by_mtp=draft == "mtp",
             draft_ids=draft_ids,
             use_packed_cache=use_packed_cache(),
             on_progress=on_progress,

@@ -56,19 +56,22 @@ def load_cuda(
     max_len: int,
     kv_dtype: str,
     num_draft_tokens: int,
+    by_mtp: bool = True,
     draft_ids: torch.Tensor | None = None,
     use_packed_cache: bool = True,
+    device: torch.device | None = None,
     on_progress: Progress | None = None,
 ) -> CudaParts:
     """Check shape and memory, load the weights, compile what prompts need.
 
     ``folder`` None stands for random weights. ``draft_ids`` int32 [N] is the draft vocabulary.
-    ``num_draft_tokens`` is 0 without drafts. A folder with 4-bit matrices is kept in the kernels'
-    form beside it, if ``use_packed_cache``, and read from there the next time.
+    ``num_draft_tokens`` is 0 without drafts; ``by_mtp``: they come from the MTP head. A folder with
+    4-bit matrices is kept in the kernels' form beside it, if ``use_packed_cache``, and read from
+    there the next time. ``device`` None is PyTorch's current GPU.
     """
     check_shape(config)
     kind = check_cuda_kv_dtype(kv_dtype, max_len)
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = device or torch.device("cuda", torch.cuda.current_device())
     stored = None if folder is None else read_headers(folder, config)
     with_mtp = bool(config.mtp_num_hidden_layers) if stored is None else stored.with_mtp
     cache = None
@@ -89,6 +92,7 @@ def load_cuda(
         kind,
         draft_ids=0 if draft_ids is None or not with_mtp else draft_ids.numel(),
         num_draft_tokens=num_draft_tokens,
+        by_mtp=by_mtp,
     )
     available = allocatable_bytes(device) + memory.card.context_bytes
     longest = config.max_position_embeddings

@@ -100,6 +100,7 @@ class CudaMemory:
     kv_dtype: torch.dtype
     draft_ids: int = 0  # size of the draft vocabulary
     num_draft_tokens: int = 0
+    by_mtp: bool = True  # whether the MTP head drafts, where there is one; its weights are held
     snapshot_bytes: int | None = None  # None: four states, at most 1 GiB
 
     def plan(self, max_len: int) -> MemoryPlan:
@@ -117,7 +118,7 @@ class CudaMemory:
         small_mtp = [size for name, size in self._vectors() if name.startswith(names.MTP_PREFIX)]
         table = config.vocab_size * config.hidden_size * BYTES
         kv = self._kv(max_len)
-        mtp_kv = kv if stored.with_mtp else 0
+        mtp_kv = kv if self._drafts_by_mtp else 0
         states = state_bytes(config, BYTES)
         windows = states - state_bytes(config, 0)
         kept, scratch = self._kept_rows(), self._scratch(max_len, matrices)
@@ -155,6 +156,10 @@ class CudaMemory:
             kv_bytes=_kv_element_bytes(self.config, self.kv_dtype),
             small_bytes=BYTES,
         ).total
+
+    @property
+    def _drafts_by_mtp(self) -> bool:
+        return self.by_mtp and self.stored.with_mtp
 
     def _matrices(self) -> list["_Held"]:
         stored = self.stored
@@ -220,7 +225,7 @@ class CudaMemory:
             self.card.product_bytes,
             bk.attention_decode_workspace_bytes(MAX_ROWS, heads, cache_positions(max_len)),
             unpacked * BYTES,
-            *(1 + self.stored.with_mtp) * [MAX_ROWS * vocab * FLOAT32_BYTES],  # logits
+            *(1 + self._drafts_by_mtp) * [MAX_ROWS * vocab * FLOAT32_BYTES],  # logits
             # Of DeviceSampler: adjusted logits, the weights that draws and guesses are made by.
             MAX_ROWS * vocab * FLOAT32_BYTES,
             *2 * [MAX_ROWS * vocab * FLOAT64_BYTES],
@@ -230,7 +235,7 @@ class CudaMemory:
                 bk.logprobs_workspace_bytes(rows, vocab, TOP_LOGPROBS)
                 for rows in range(1, MAX_ROWS + 1)
             ),
-            (1 + self.stored.with_mtp) * MAX_ROWS * self._step_row_bytes(),
+            (1 + self._drafts_by_mtp) * MAX_ROWS * self._step_row_bytes(),
             min(PREFILL_CHUNK, max_len) * self._chunk_row_bytes(),
         ]
         return sum(map(taken, sizes)) + LIBRARY_BYTES + SLACK_BYTES
