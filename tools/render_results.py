@@ -9,160 +9,58 @@ Exit code 0: written, or current; 1: --check found it out of date; 2: a result f
 """
 
 import argparse
-import json
-import math
-import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from bytebound_evals.errors import ResultError
+from bytebound_evals.results import Result, read_result
 
 BEGIN = "<!-- results:begin -->"
 END = "<!-- results:end -->"
 NOTHING = "Nothing measured yet: there is no file under `bench/results`."
-SCHEMA = 1
 NOT_RESULTS = ("tiny/corpus", "tiny/training")
 """Files that lie among the results and are none: what a model was trained on, and the run's log."""
-BETTER = ("higher", "lower")
-TOP_FIELDS = {"schema", "machine", "commit", "command", "metrics"}
-OPTIONAL_TOP_FIELDS = {"wheel", "note"}
-METRIC_FIELDS = {"unit", "better", "median", "samples", "case"}
-OPTIONAL_METRIC_FIELDS = {"tol_pct"}
-MEDIAN_TOLERANCE = 1e-6
-"""Relative: a median is written rounded at most to this."""
 
 
-class ResultError(Exception):
-    """A result file, or the README's block, is damaged."""
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One measured quantity; `samples` are in `unit`, all that were taken."""
-
-    name: str
-    unit: str
-    median: float
-    samples: tuple[float, ...]
-    case: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One file under bench/results."""
-
-    title: str
-    machine: dict[str, Any]
-    commit: str
-    command: str
-    note: str
-    metrics: tuple[Metric, ...]
-
-
-def load_results(folder: Path) -> list[Result]:
-    """Read every JSON file below `folder`, sorted by path.
+def load_results(folder: Path) -> dict[str, Result]:
+    """Read every JSON file below `folder`, by its path without the suffix, sorted.
 
     Raises:
         ResultError: a file is not of the form that bench/README.md describes.
     """
     files = {f.relative_to(folder).with_suffix("").as_posix(): f for f in folder.rglob("*.json")}
-    return [_load_result(name, files[name]) for name in sorted(files) if name not in NOT_RESULTS]
+    return {name: read_result(files[name], name) for name in sorted(files.keys() - NOT_RESULTS)}
 
 
-def _load_result(name: str, file: Path) -> Result:
-    try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ResultError(f"{name}: not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise ResultError(f"{name}: expected an object, got {type(record).__name__}")
-    _check_fields(name, record, TOP_FIELDS, OPTIONAL_TOP_FIELDS)
-    if record["schema"] != SCHEMA:
-        raise ResultError(f"{name}: schema is {record['schema']!r}, expected {SCHEMA}")
-    machine = record["machine"]
-    if not isinstance(machine, dict) or not {"gpu", "cpu"} & machine.keys():
-        raise ResultError(f"{name}: machine must be an object that names its gpu or its cpu")
-    for field in ("commit", "command"):
-        if not isinstance(record[field], str) or not record[field].strip():
-            raise ResultError(f"{name}: {field} must be a non-empty string")
-    if not isinstance(record["metrics"], dict) or not record["metrics"]:
-        raise ResultError(f"{name}: metrics must be an object with at least one metric")
-    return Result(
-        title=name,
-        machine=machine,
-        commit=record["commit"],
-        command=record["command"],
-        note=str(record.get("note", "")),
-        metrics=tuple(
-            _parse_metric(f"{name}: {key}", key, metric)
-            for key, metric in sorted(record["metrics"].items())
-        ),
-    )
-
-
-def _parse_metric(where: str, name: str, metric: object) -> Metric:
-    if not isinstance(metric, dict):
-        raise ResultError(f"{where}: expected an object, got {type(metric).__name__}")
-    _check_fields(where, metric, METRIC_FIELDS, OPTIONAL_METRIC_FIELDS)
-    if metric["better"] not in BETTER:
-        raise ResultError(f"{where}: better is {metric['better']!r}, expected higher or lower")
-    if not isinstance(metric["unit"], str) or not isinstance(metric["case"], dict):
-        raise ResultError(f"{where}: unit must be a string and case an object")
-    samples = metric["samples"]
-    if not isinstance(samples, list) or not samples or not all(map(_is_number, samples)):
-        raise ResultError(f"{where}: samples must be all the finite numbers measured, at least one")
-    expected = statistics.median(samples)
-    median = metric["median"]
-    if not _is_number(median) or not math.isclose(median, expected, rel_tol=MEDIAN_TOLERANCE):
-        raise ResultError(f"{where}: median is {median!r}, but that of the samples is {expected!r}")
-    return Metric(
-        name=name,
-        unit=metric["unit"],
-        median=float(median),
-        samples=tuple(float(sample) for sample in samples),
-        case=metric["case"],
-    )
-
-
-def _check_fields(where: str, record: dict[str, Any], needed: set[str], allowed: set[str]) -> None:
-    missing = sorted(needed - record.keys())
-    unknown = sorted(record.keys() - needed - allowed)
-    if missing or unknown:
-        raise ResultError(
-            f"{where}: missing: {', '.join(missing) or 'none'};"
-            f" unknown: {', '.join(unknown) or 'none'}"
-        )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def render(results: Sequence[Result]) -> str:
+def render(results: dict[str, Result]) -> str:
     """Return the block's text, without its two markers."""
     if not results:
         return NOTHING
-    return "\n\n".join("\n".join(_render_result(result)) for result in results)
+    blocks = [_render_result(name, one) for name, one in results.items() if not one.not_measured]
+    missing = [(name, one) for name, one in results.items() if one.not_measured]
+    if missing:
+        blocks.append(_render_missing(missing))
+    return "\n\n".join("\n".join(block) for block in blocks)
 
 
-def _render_result(result: Result) -> Iterator[str]:
+def _render_result(title: str, result: Result) -> Iterator[str]:
     machine = ", ".join(f"{key} {value}" for key, value in result.machine.items())
     # Folded: the README stays readable with every sample's table in it.
-    yield f"<details><summary>{result.title} ({len(result.metrics)} numbers)</summary>"
+    yield f"<details><summary>{title} ({len(result.metrics)} numbers)</summary>"
     yield ""
-    yield f"**{result.title}**: {_cell(machine)}; commit `{result.commit}`; `{result.command}`"
+    yield f"**{title}**: {_cell(machine)}; commit `{result.commit}`; `{result.command}`"
     if result.note:
         yield ""
         yield result.note
     yield ""
     yield "| metric | median | unit | lowest to highest | samples | case |"
     yield "| --- | --- | --- | --- | --- | --- |"
-    for metric in result.metrics:
+    for name, metric in sorted(result.metrics.items()):
         spread = f"{_number(min(metric.samples))} to {_number(max(metric.samples))}"
         case = ", ".join(f"{key} {value}" for key, value in metric.case.items())
         cells = (
-            metric.name,
+            name,
             _number(metric.median),
             metric.unit,
             spread,
@@ -172,6 +70,14 @@ def _render_result(result: Result) -> Iterator[str]:
         yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
     yield ""
     yield "</details>"
+
+
+def _render_missing(results: Sequence[tuple[str, Result]]) -> Iterator[str]:
+    """What was not measured, why, and the command that will measure it."""
+    yield "Not measured:"
+    yield ""
+    for title, result in results:
+        yield f"- **{title}**: {_cell(result.not_measured or '')}; `{_cell(result.command)}`"
 
 
 def _cell(text: str) -> str:

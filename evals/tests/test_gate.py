@@ -158,6 +158,14 @@ def test_another_case_is_no_comparison() -> None:
         compare(result({"a": metric(1.0)}), other)
 
 
+def test_what_is_measured_in_a_case_may_differ() -> None:
+    one = result({"a": metric(1.0, case={**CASE, "interval": [0.9, 1.1]})})
+    other = result({"a": metric(1.0, case={**CASE, "interval": [0.8, 1.2]})})
+    assert not compare(one, other).failed
+    with pytest.raises(IncomparableError, match="higher tok/s and lower tok/s"):
+        compare(result({"a": metric(1.0)}), result({"a": metric(1.0, better="lower")}))
+
+
 def test_what_was_not_measured_cannot_pass() -> None:
     nothing = result({}, not_measured="no GPU")
     for pair in ((nothing, result({"a": metric(1.0)})), (result({"a": metric(1.0)}), nothing)):

@@ -92,6 +92,17 @@ def test_the_list_of_training_data_is_no_result(root: Path) -> None:
     assert render_results.NOTHING in (root / "README.md").read_text()
 
 
+def test_what_was_not_measured_stands_at_the_end_with_its_command(root: Path) -> None:
+    put(root, RESULT)
+    missing = {**RESULT, "metrics": {}, "not_measured": "no | GPU here", "command": "run it"}
+    put(root, missing, name="a/first")
+    assert run(root) == 0
+    block = (root / "README.md").read_text().split(render_results.END)[0]
+    assert block.strip().endswith("Not measured:\n\n- **a/first**: no \\| GPU here; `run it`")
+    put(root, {**missing, "not_measured": " "}, name="a/first")
+    assert run(root) == 2
+
+
 def changed(path: str, value: object) -> dict[str, Any]:
     record = copy.deepcopy(RESULT)
     *parents, last = path.split("/")

@@ -17,6 +17,8 @@ CONDITIONS = ("gpu", "cpu", "driver", "power_limit_w", "threads")
 """Fields of a machine that must be equal: with another card or driver there is no comparison."""
 REMARKED = ("cuda", "torch", "python")
 """Fields whose difference is allowed and said."""
+MEASURED_IN_CASE = frozenset({"interval", "tokens_per_step", "bytes_per_token", "read_gb_s"})
+"""Fields of a case that are measured themselves, and so may differ."""
 DEFAULT_TOLERANCE_PCT = {"tok/s": 3.0, "GB/s": 3.0, "%": 3.0, "ms": 5.0, "us": 5.0, "s": 5.0}
 OTHER_TOLERANCE_PCT = 1.0
 SPEED_UNITS = frozenset(DEFAULT_TOLERANCE_PCT)
@@ -248,13 +250,15 @@ def _same_machine(one: Result, other: Result, what: str) -> None:
 
 
 def _same_case(name: str, one: Metric, other: Metric) -> None:
-    if dict(one.case) == dict(other.case) and (one.unit, one.better) == (other.unit, other.better):
-        return
     odd = [
         f"{key} {one.case.get(key)!r} and {other.case.get(key)!r}"
         for key in {**one.case, **other.case}
-        if one.case.get(key) != other.case.get(key)
-    ] or ["unit or direction"]
+        if key not in MEASURED_IN_CASE and one.case.get(key) != other.case.get(key)
+    ]
+    if (one.unit, one.better) != (other.unit, other.better):
+        odd.append(f"{one.better} {one.unit} and {other.better} {other.unit}")
+    if not odd:
+        return
     raise IncomparableError(f"{name}: measured under different conditions: {'; '.join(odd)}")
 
 
