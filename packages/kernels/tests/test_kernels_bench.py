@@ -39,9 +39,9 @@ def test_the_result_file_is_one_that_the_renderer_accepts(tmp_path: Path) -> Non
     device = DeviceInfo(0, "card 0", (9, 0), 132, 50 << 20, 80 << 30)
     content = report(device, "torch 2.11", ["--json", "kernels.json"], METRICS)
     (tmp_path / "kernels.json").write_text(json.dumps(content))
-    (result,) = render_results.load_results(tmp_path)
+    result = render_results.load_results(tmp_path)["kernels"]
     assert result.machine["gpu"] == "card 0" and result.machine["torch"] == "2.11"
-    assert [metric.median for metric in result.metrics] == [3000.0, 1.5]
+    assert [metric.median for metric in result.metrics.values()] == [3000.0, 1.5]
     assert result.command == "python -m bytebound_kernels.bench --json kernels.json"
 
 
