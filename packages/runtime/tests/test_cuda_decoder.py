@@ -164,6 +164,7 @@ def test_logits_that_are_not_finite_end_the_request(executor: CudaExecutor) -> N
     table = executor.weights.embed_tokens
     row = table[PROMPT[0]].clone()
     table[PROMPT[0]] = float("nan")
+    executor.reset()  # the state kept of this prompt is sound
     with pytest.raises(NonFiniteLogitsError):
         own.generate(PROMPT, SamplingParams(max_tokens=9))
     table[PROMPT[0]] = row

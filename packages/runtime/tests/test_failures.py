@@ -66,6 +66,7 @@ def fail_at(
     alive: list[weakref.ref[torch.Tensor]] = []
     failing.alive = alive  # type: ignore[attr-defined]
     monkeypatch.setattr(executor, method, failing)
+    executor.reset()  # a state kept from before would spare it the passes
     return calls
 
 

@@ -38,13 +38,18 @@ class RequestClock:
         self.accepted += accepted
 
     def stats(
-        self, *, prompt_tokens: int, completion_tokens: int, bytes_per_token: float | None
+        self,
+        *,
+        prompt_tokens: int,
+        completion_tokens: int,
+        bytes_per_token: float | None,
+        cached_tokens: int = 0,
     ) -> GenerationStats:
         """The finished request's record."""
         decoded = max(0, completion_tokens - 1)  # the first token belongs to the prefill
         return GenerationStats(
             prompt_tokens=prompt_tokens,
-            cached_tokens=0,
+            cached_tokens=cached_tokens,
             completion_tokens=completion_tokens,
             prefill_s=self.prefill_s,
             decode_s=self.decode_s,

@@ -12,6 +12,7 @@ import torch
 
 from bytebound.drafts.base import Draft, Proposal
 from bytebound.executor import Executor
+from bytebound.prompt_reader import PromptReader
 from bytebound.results import TokenLogprob
 from bytebound.sampling import Sampler
 from bytebound.speculation import accept
@@ -32,6 +33,10 @@ class Step:
 class Decoder(Protocol):
     """Runs one request at a time on one executor."""
 
+    @property
+    def cached_tokens(self) -> int:
+        """Ids of the last prompt that an earlier request had left processed."""
+
     def begin(self, prompt: Sequence[int], sampler: Sampler, limit: int) -> Step:
         """Start a request: process the prompt and offer the first token.
 
@@ -49,23 +54,32 @@ class Decoder(Protocol):
 class HostDecoder:
     """The loop over an executor's logits, the same for every executor and every draft."""
 
-    def __init__(self, executor: Executor, draft: Draft | None, num_draft_tokens: int) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        draft: Draft | None,
+        num_draft_tokens: int,
+        reader: PromptReader | None = None,
+    ) -> None:
         self.executor = executor
         self.draft = draft
         self.num_draft_tokens = num_draft_tokens
+        self.reader = reader or PromptReader(executor, draft)
         self._sampler: Sampler | None = None
         self._position = 0  # of the next token
         self._remaining = 0  # tokens that may still be taken
         self._verified = False  # whether the last offer came from ``verify``
 
+    @property
+    def cached_tokens(self) -> int:
+        """See Decoder."""
+        return self.reader.cached_tokens
+
     def begin(self, prompt: Sequence[int], sampler: Sampler, limit: int) -> Step:
         """See Decoder."""
         self._sampler, self._position, self._remaining = sampler, len(prompt), limit
         self._verified = False
-        self.executor.reset()
-        if self.draft is not None:
-            self.draft.begin(prompt[0])
-        row = self.executor.prefill(prompt, self.draft)
+        row = self.reader.read(prompt)
         return self._offer(Proposal(()), row[None], sampler)
 
     def advance(self, taken: Sequence[int]) -> Step:

@@ -30,6 +30,7 @@ from bytebound.executor import Executor
 from bytebound.failures import explained
 from bytebound.loading import load_engine_parts
 from bytebound.memory import MemoryPlan
+from bytebound.prompt_reader import PromptReader
 from bytebound.reading import Progress
 from bytebound.results import GenerationResult, StreamEvent, TokenLogprob
 from bytebound.sampling import Sampler, SamplingParams
@@ -61,7 +62,14 @@ class Engine:
         self.executor = executor
         self.draft = draft
         self.num_draft_tokens = num_draft_tokens
-        self.decoder = decoder or HostDecoder(executor, draft, num_draft_tokens)
+        if decoder is None:
+            reader = PromptReader(
+                executor,
+                draft,
+                turn_starts=() if tokenizer is None else tokenizer.turn_start_ids,
+            )
+            decoder = HostDecoder(executor, draft, num_draft_tokens, reader)
+        self.decoder = decoder
         self.end_ids = frozenset(end_ids)
         self.memory_plan = memory_plan
         self.bytes_per_token = bytes_per_token
@@ -85,6 +93,7 @@ class Engine:
         num_draft_tokens: int = 4,
         draft_vocab: str | PathLike[str] | None = None,
         seed: int | None = None,
+        snapshot_bytes: int | str | None = None,
         on_progress: Progress | None = None,
     ) -> "Engine":
         """Load a model folder, or the shipped model by its name ``"tiny"``.
@@ -101,6 +110,9 @@ class Engine:
         "mtp", "ngram", "none" or a Draft; a checkpoint without an MTP head runs without drafts and
         says so in a warning. ``num_draft_tokens`` is 1 to 8, with "cuda" 1 to 7. ``seed`` serves
         requests that bring none; without either, sampling differs from run to run.
+        ``snapshot_bytes`` bounds the states kept for prompts that begin as an earlier one did: a
+        number or a text such as "512MiB", 0 keeps none, None the default (16 states, 1 GiB at
+        most). With a Draft that cannot go back (``RewindingDraft``) none are kept.
         ``on_progress(done, total)`` is told about bytes of weights as they are read.
 
         Raises CheckpointError (damaged folder), UnsupportedModelError (another family or format),
@@ -119,6 +131,7 @@ class Engine:
             draft=draft,
             num_draft_tokens=num_draft_tokens,
             draft_vocab=draft_vocab,
+            snapshot_bytes=snapshot_bytes,
             on_progress=on_progress,
         )
         return cls(**parts, seed=seed)
@@ -238,6 +251,7 @@ class Engine:
         with self._sequence_of(request), request.clock.prefill():
             limit = request.completion.remaining
             event = request.gain(decoder.begin(request.prompt, request.sampler, limit))
+            request.cached_tokens = decoder.cached_tokens
         yield request.counted(event, self.bytes_per_token)
         while event.finish_reason is None:
             with self._sequence_of(request), request.clock.decode():
@@ -300,6 +314,7 @@ class _Request:
     sampler: Sampler
     completion: Completion
     clock: RequestClock = field(default_factory=RequestClock)
+    cached_tokens: int = 0
 
     def ids(self) -> list[int]:
         """The prompt and what was generated so far."""
@@ -331,6 +346,7 @@ class _Request:
         """The event with the request's stats up to it."""
         stats = self.clock.stats(
             prompt_tokens=len(self.prompt),
+            cached_tokens=self.cached_tokens,
             completion_tokens=len(self.completion.token_ids),
             bytes_per_token=bytes_per_token,
         )

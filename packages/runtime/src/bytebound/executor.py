@@ -5,9 +5,31 @@ knows token ids and logits, never text, sampling or acceptance.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What of a sequence cannot be cut back to an earlier position: all of it but KV.
+
+    KV stays in place, so a snapshot is good as long as the positions before it are not written
+    again.
+    """
+
+    position: int
+    last_hidden: torch.Tensor | None
+    """[1, D] after the final norm, of the row before ``position``."""
+    state: tuple[torch.Tensor, ...] = ()
+    """Recurrent states and conv windows, in an order that only their executor knows."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        hidden = () if self.last_hidden is None else (self.last_hidden,)
+        return sum(tensor.nbytes for tensor in (*self.state, *hidden))
 
 
 class Observer(Protocol):
@@ -25,6 +47,14 @@ class Executor(Protocol):
 
     vocab_size: int
     max_len: int
+    prefill_chunk: int
+    """Most rows of one wide pass."""
+    prefill_floor: int
+    """Rows that a wide pass costs, about, beside those that it has: fewer do not pay."""
+    snapshot_bytes: int
+    """What one ``Snapshot`` takes."""
+    epoch: int
+    """Grows with every ``reset``: what was remembered of the sequence before is void."""
     last_hidden: torch.Tensor | None
     """[R, D] after the final norm: all rows of a ``verify``, or the last of a ``prefill``."""
 
@@ -41,6 +71,15 @@ class Executor(Protocol):
         Every row but the last is handed to ``observer`` with the id that follows it; the last row's
         successor is not known yet, so its hidden state stays in ``last_hidden`` for the caller to
         hand over.
+        """
+
+    def snapshot(self) -> Snapshot:
+        """Keep the state after a ``prefill`` or ``restore``, before anything else is run."""
+
+    def restore(self, snapshot: Snapshot) -> torch.Tensor:
+        """Go back to a snapshot of this epoch; the logits [vocab] fp32 after its last row.
+
+        They, and those of every row to come, have the bits that they had when it was taken.
         """
 
     def verify(self, ids: Sequence[int]) -> torch.Tensor:

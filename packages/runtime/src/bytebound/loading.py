@@ -17,8 +17,17 @@ from bytebound.draft_vocab import read_draft_vocab
 from bytebound.drafts import Draft, MtpDraft, NgramDraft
 from bytebound.errors import CheckpointError, CudaUnavailableError, InvalidSettingError
 from bytebound.executor import Executor
-from bytebound.memory import MemoryPlan, MemorySettings, byte_budget, check_fits, memory_plan
+from bytebound.memory import (
+    FLOAT32_BYTES,
+    MemoryPlan,
+    MemorySettings,
+    byte_budget,
+    check_fits,
+    memory_plan,
+    state_bytes,
+)
 from bytebound.names import random_shape, resolve_model
+from bytebound.prompt_reader import PromptReader
 from bytebound.reading import Progress
 from bytebound.reference.executor import PREFILL_CHUNK, ReferenceExecutor
 from bytebound.reference.layout import store_output_major
@@ -37,6 +46,7 @@ from bytebound.settings import (
     check_max_len,
     use_packed_cache,
 )
+from bytebound.snapshots import snapshot_budget
 from bytebound.text.tokenizer import Tokenizer, load_tokenizer
 from bytebound.vram import allocatable_bytes, cap_process, parse_size
 
@@ -68,7 +78,9 @@ class _Backend(Protocol):
     def memory_plan(self) -> MemoryPlan: ...
     @property
     def bytes_per_token(self) -> float: ...
-    def make_decoder(self, draft: Draft | None, num_draft_tokens: int) -> Decoder: ...
+    def make_decoder(
+        self, draft: Draft | None, num_draft_tokens: int, reader: PromptReader
+    ) -> Decoder: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +91,10 @@ class _ReferenceParts:
     memory_plan: MemoryPlan
     bytes_per_token: float
 
-    def make_decoder(self, draft: Draft | None, num_draft_tokens: int) -> HostDecoder:
-        return HostDecoder(self.executor, draft, num_draft_tokens)
+    def make_decoder(
+        self, draft: Draft | None, num_draft_tokens: int, reader: PromptReader
+    ) -> HostDecoder:
+        return HostDecoder(self.executor, draft, num_draft_tokens, reader)
 
 
 def load_engine_parts(
@@ -95,6 +109,7 @@ def load_engine_parts(
     num_draft_tokens: int,
     draft_vocab: str | PathLike[str] | None,
     vram_limit: int | str | None = None,
+    snapshot_bytes: int | str | None = None,
     on_progress: Progress | None = None,
 ) -> EngineParts:
     """Check settings, load the folder, build the parts. See ``Engine.from_pretrained``.
@@ -111,6 +126,7 @@ def load_engine_parts(
         )
     if vram_limit is not None:
         parse_size("vram_limit", vram_limit)
+    snapshots = None if snapshot_bytes is None else _parse_snapshot_bytes(snapshot_bytes)
     most = MAX_CUDA_DRAFT_TOKENS if backend == "cuda" else MAX_DRAFT_TOKENS
     check_integer("num_draft_tokens", num_draft_tokens, 1, most)
     where = check_device(device)
@@ -146,11 +162,13 @@ def load_engine_parts(
             by_mtp=draft == "mtp",
             draft_ids=draft_ids,
             use_packed_cache=use_packed_cache(),
+            snapshot_bytes=snapshots,
             on_progress=on_progress,
         )
     else:
         check_kv_dtype(kv_dtype, kind)
-        parts = _load_reference(folder, config, length, kind, where, draft_ids, on_progress)
+        plan = _fitting_plan(config, length, kind, where, snapshots)
+        parts = _load_reference(folder, config, plan, kind, where, draft_ids, on_progress)
     if folder is None:
         warnings.warn(
             f"{path_or_name}: the weights are random, so every token is noise; only its speed "
@@ -158,11 +176,17 @@ def load_engine_parts(
             stacklevel=3,
         )
     drafts = _make_draft(draft, parts)
+    reader = PromptReader(
+        parts.executor,
+        drafts,
+        turn_starts=() if tokenizer is None else tokenizer.turn_start_ids,
+        snapshot_bytes=parts.memory_plan.snapshots,
+    )
     return EngineParts(
         executor=parts.executor,
         draft=drafts,
         num_draft_tokens=num_draft_tokens,
-        decoder=parts.make_decoder(drafts, num_draft_tokens),
+        decoder=parts.make_decoder(drafts, num_draft_tokens, reader),
         tokenizer=tokenizer,
         config=config,
         end_ids=(*config.eos_token_ids, *(tokenizer.eos_ids if tokenizer else ())),
@@ -178,6 +202,11 @@ def find_model(path_or_name: str | PathLike[str]) -> tuple[Path | None, ModelCon
         return None, ModelConfig.from_dict(read_json_object(shape.parent, shape.name))
     folder = resolve_model(path_or_name)
     return folder, ModelConfig.from_folder(folder)
+
+
+def _parse_snapshot_bytes(value: int | str) -> int:
+    """A size as ``parse_size`` reads it, or 0."""
+    return 0 if type(value) is int and value == 0 else parse_size("snapshot_bytes", value)
 
 
 def _check_random(path_or_name: str | PathLike[str], asked: str, chosen: Backend) -> None:
@@ -212,13 +241,13 @@ def limit_vram(vram_limit: int | str, device: str | torch.device | None = None) 
 def _load_reference(
     folder: Path,
     config: ModelConfig,
-    max_len: int,
+    plan: MemoryPlan,
     dtype: torch.dtype,
     device: torch.device,
     draft_ids: torch.Tensor | None,
     on_progress: Progress | None,
 ) -> _ReferenceParts:
-    _check_memory(config, max_len, dtype, device)
+    max_len = plan.max_len
     checkpoint = load_checkpoint(
         folder, config, dtype=dtype, device=device, on_progress=on_progress
     )
@@ -236,7 +265,7 @@ def _load_reference(
         ReferenceExecutor(weights, config, max_len=max_len),
         with_mtp,
         make_mtp,
-        plan_memory(config, max_len, dtype, with_mtp=with_mtp),
+        plan_memory(config, max_len, dtype, with_mtp=with_mtp, snapshot_bytes=plan.snapshots),
         byte_budget(
             config,
             bits_per_weight=8.0 * dtype.itemsize,
@@ -247,11 +276,22 @@ def _load_reference(
 
 
 def plan_memory(
-    config: ModelConfig, max_len: int, dtype: torch.dtype, *, with_mtp: bool
+    config: ModelConfig,
+    max_len: int,
+    dtype: torch.dtype,
+    *,
+    with_mtp: bool,
+    snapshot_bytes: int | None = None,
 ) -> MemoryPlan:
-    """What the reference backend will hold: everything at its one dtype."""
+    """What the reference backend will hold: everything at its one dtype.
+
+    Raises:
+        InvalidSettingError: ``max_len`` is impossible, or ``snapshot_bytes`` keeps nothing.
+    """
     plan = memory_plan(config, max_len=max_len, settings=_memory_settings(dtype, with_mtp))
-    return replace(plan, kv_dtype=str(dtype).removeprefix("torch."))
+    size = state_bytes(config, FLOAT32_BYTES) + config.hidden_size * dtype.itemsize
+    snapshots = snapshot_budget(snapshot_bytes, size)
+    return replace(plan, snapshots=snapshots, kv_dtype=str(dtype).removeprefix("torch."))
 
 
 def _memory_settings(dtype: torch.dtype, with_mtp: bool) -> MemorySettings:
@@ -270,19 +310,24 @@ def _memory_settings(dtype: torch.dtype, with_mtp: bool) -> MemorySettings:
     )
 
 
-def _check_memory(
-    config: ModelConfig, max_len: int, dtype: torch.dtype, device: torch.device
-) -> None:
+def _fitting_plan(
+    config: ModelConfig,
+    max_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    snapshot_bytes: int | None,
+) -> MemoryPlan:
     """Refuse what cannot fit before a weight is read, and name the context that would."""
-    available = available_memory(device)
-    if available is not None:
+
+    def plan_of(length: int) -> MemoryPlan:
         with_mtp = bool(config.mtp_num_hidden_layers)
-        check_fits(
-            lambda length: plan_memory(config, length, dtype, with_mtp=with_mtp),
-            available,
-            max_len=max_len,
-            longest=config.max_position_embeddings,
-        )
+        return plan_memory(config, length, dtype, with_mtp=with_mtp, snapshot_bytes=snapshot_bytes)
+
+    available = available_memory(device)
+    if available is None:
+        return plan_of(max_len)
+    longest = config.max_position_embeddings
+    return check_fits(plan_of, available, max_len=max_len, longest=longest)
 
 
 def available_memory(device: torch.device) -> int | None:

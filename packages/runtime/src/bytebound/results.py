@@ -25,6 +25,7 @@ class GenerationStats:
 
     prompt_tokens: int
     cached_tokens: int
+    """Tokens of the prompt that an earlier request had left processed."""
     completion_tokens: int
     prefill_s: float
     decode_s: float

@@ -15,7 +15,7 @@ import torch
 
 from bytebound.drafts.base import Proposal
 from bytebound.errors import ContextOverflowError, InvalidRequestError, InvalidSettingError
-from bytebound.executor import Observer
+from bytebound.executor import Observer, Snapshot
 from bytebound.sampling import Sampler
 
 # Odds of the scripted id over all others together, as a logarithm: sure, yet with logprobs below 0.
@@ -25,11 +25,14 @@ _LOG_ODDS = 12.0
 class ScriptedExecutor:
     """Logits whose highest value is the next id of the script, whatever ids went in.
 
-    Every ``prefill`` starts the script anew. After the script comes ``end_id`` for ever, or an
-    error where there is none.
+    Every ``prefill`` and ``restore`` starts the script anew. After the script comes ``end_id`` for
+    ever, or an error where there is none.
     """
 
     last_hidden: torch.Tensor | None = None
+    prefill_chunk = 512
+    prefill_floor = 32
+    snapshot_bytes = 0
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class ScriptedExecutor:
                 raise InvalidSettingError(
                     f"script: got id {token_id}, expected 0 to {vocab_size - 1}"
                 )
+        self.epoch = 0
         self.reset()
 
     @property
@@ -57,6 +61,7 @@ class ScriptedExecutor:
 
     def reset(self) -> None:
         """Forget the sequence."""
+        self.epoch += 1
         self._position = 0
         self._start = 0
         self._rows = 0
@@ -69,9 +74,16 @@ class ScriptedExecutor:
         if observer is not None and len(ids) > 1:
             observer.observe(ids[1:], None)
         self._position += len(ids)
-        self._start = self._position
-        self._rows = 0
-        return self._logits(0, 1)[0]
+        return self._start_script()
+
+    def snapshot(self) -> Snapshot:
+        """Keep the position."""
+        return Snapshot(self._position, None)
+
+    def restore(self, snapshot: Snapshot) -> torch.Tensor:
+        """Go back to the position and return the logits [vocab] of the script's first id."""
+        self._position = snapshot.position
+        return self._start_script()
 
     def verify(self, ids: Sequence[int]) -> torch.Tensor:
         """Return the logits [R, vocab] of the next R ids of the script; commits nothing."""
@@ -91,6 +103,11 @@ class ScriptedExecutor:
         self.reset()
         self._check_room(len(ids))
         return self._logits(0, len(ids))
+
+    def _start_script(self) -> torch.Tensor:
+        self._start = self._position
+        self._rows = 0
+        return self._logits(0, 1)[0]
 
     def _check_room(self, count: int) -> None:
         if self._position + count > self.max_len:
@@ -140,6 +157,10 @@ class ScriptedDraft:
     def observe(self, next_ids: Sequence[int], hidden: torch.Tensor | None) -> None:
         """Record committed ids."""
         self.observed.extend(next_ids)
+
+    def rewind(self, length: int) -> None:
+        """Forget all but the first ``length`` ids."""
+        del self.observed[length:]
 
     def propose(self, count: int, sampler: Sampler) -> Proposal:
         """Return the rest of the step but its last id, then wrong ids: at most ``count``."""

@@ -20,6 +20,7 @@ from bytebound.cuda.sampling import Choice, token_logprob
 from bytebound.decoder import HostDecoder, Step
 from bytebound.drafts.base import Draft, Proposal
 from bytebound.errors import NonFiniteLogitsError
+from bytebound.prompt_reader import PromptReader
 from bytebound.results import TokenLogprob
 from bytebound.sampling import Sampler
 
@@ -33,13 +34,20 @@ class CudaDecoder:
     decoded by ``HostDecoder`` on the same executor, by the same rules.
     """
 
-    def __init__(self, executor: CudaExecutor, draft: Draft | None, num_draft_tokens: int) -> None:
+    def __init__(
+        self,
+        executor: CudaExecutor,
+        draft: Draft | None,
+        num_draft_tokens: int,
+        reader: PromptReader | None = None,
+    ) -> None:
         self.executor = executor
         self.draft = draft
         self.num_draft_tokens = num_draft_tokens
         self.by_head = isinstance(draft, CudaMtpDraft)
         self.cycle = Cycle(executor, draft.head if isinstance(draft, CudaMtpDraft) else None)
-        self._host = HostDecoder(executor, draft, num_draft_tokens)
+        self.reader = reader or PromptReader(executor, draft)
+        self._host = HostDecoder(executor, draft, num_draft_tokens, self.reader)
         self._recordings = Recordings(self._work, executor.device)
         self._reports = tuple(_Report.empty(self.cycle) for _ in range(_IN_FLIGHT))
         self._free = deque(self._reports)
@@ -60,6 +68,11 @@ class CudaDecoder:
                 self._run("turn", Form(choice, by_head=self.by_head))
         self.executor.reset()
 
+    @property
+    def cached_tokens(self) -> int:
+        """See Decoder."""
+        return self.reader.cached_tokens
+
     @torch.inference_mode()
     def begin(self, prompt: Sequence[int], sampler: Sampler, limit: int) -> Step:
         """See Decoder."""
@@ -67,10 +80,7 @@ class CudaDecoder:
         self._sampler = None
         if not self.cycle.sampler.takes(sampler):
             return self._host.begin(prompt, sampler, limit)
-        self.executor.reset()
-        if self.draft is not None:
-            self.draft.begin(prompt[0])
-        row = self.executor.prefill(prompt, self.draft)
+        row = self.reader.read(prompt)
         self._sampler, self._remaining = sampler, limit
         self.cycle.sampler.load(sampler, prompt)
         self.cycle.begin(row, len(prompt))

@@ -13,9 +13,11 @@ from bytebound.cuda.step import Step, settle
 from bytebound.cuda.watchdog import Watchdog, limit_from_environment
 from bytebound.cuda.weights import ModelWeights, largest_packed
 from bytebound.errors import ContextOverflowError
-from bytebound.executor import Observer
+from bytebound.executor import Observer, Snapshot
 
 PREFILL_CHUNK = 1024  # rows of a wide pass: bounds its scratch whatever the prompt's length
+# A wide pass unpacks every matrix, which takes about as long as the products of some 250 rows.
+PREFILL_FLOOR = 256
 
 
 class CudaExecutor:
@@ -33,15 +35,19 @@ class CudaExecutor:
         max_len: int,
         kv_dtype: torch.dtype = torch.bfloat16,
         prefill_chunk: int = PREFILL_CHUNK,
+        prefill_floor: int = PREFILL_FLOOR,
     ) -> None:
         self.weights = weights
         self.config = config
         self.vocab_size = config.vocab_size
         self.max_len = max_len
         self.prefill_chunk = prefill_chunk
+        self.prefill_floor = prefill_floor
+        self.epoch = 0
         self.device = weights.device
         self.last_hidden: torch.Tensor | None = None
         self.state = SequenceState.empty(config, max_len, weights.dtype, kv_dtype, self.device)
+        self.snapshot_bytes = self.state.kept_bytes + config.hidden_size * weights.dtype.itemsize
         self.step = Step(
             config,
             Buffers.empty(config, weights.dtype, self.device),
@@ -75,6 +81,7 @@ class CudaExecutor:
 
     def reset(self) -> None:
         """Forget the sequence."""
+        self.epoch += 1
         self.state.reset()
         self.last_hidden = None
         self._position, self._verified, self._has_pending = 0, 0, False
@@ -92,6 +99,22 @@ class CudaExecutor:
         # A clone, so that the whole chunk is not kept alive by its last row.
         self.last_hidden = hidden[-1:].clone()
         return self._logits(self.last_hidden)[0]
+
+    def snapshot(self) -> Snapshot:
+        """Keep the state after a prompt. See ``Executor.snapshot``."""
+        return Snapshot(self._position, self.last_hidden, self.state.kept())
+
+    @torch.inference_mode()
+    def restore(self, snapshot: Snapshot) -> torch.Tensor:
+        """Go back to a snapshot; logits [vocab] after its last row. See ``Executor.restore``."""
+        hidden = snapshot.last_hidden
+        if hidden is None:
+            raise ValueError("a snapshot without a hidden state is of another executor")
+        self.state.restore(snapshot.state)
+        self._position, self._verified, self._has_pending = 0, 0, False
+        self._advance(snapshot.position)
+        self.last_hidden = hidden
+        return self._logits(hidden)[0]
 
     @torch.inference_mode()
     def verify(self, ids: Sequence[int]) -> torch.Tensor:

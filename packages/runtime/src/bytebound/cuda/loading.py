@@ -24,6 +24,7 @@ from bytebound.cuda.shapes import check_shape
 from bytebound.cuda.weights import ModelWeights, model_weights
 from bytebound.drafts.base import Draft
 from bytebound.memory import MemoryPlan, check_fits
+from bytebound.prompt_reader import PromptReader
 from bytebound.reading import Progress, read_weights
 from bytebound.settings import check_cuda_kv_dtype
 from bytebound.shards import StoredTensor
@@ -42,9 +43,11 @@ class CudaParts:
     memory_plan: MemoryPlan
     bytes_per_token: float
 
-    def make_decoder(self, draft: Draft | None, num_draft_tokens: int) -> CudaDecoder:
+    def make_decoder(
+        self, draft: Draft | None, num_draft_tokens: int, reader: PromptReader
+    ) -> CudaDecoder:
         """The loop on the device, with everything recorded that requests need."""
-        decoder = CudaDecoder(self.executor, draft, num_draft_tokens)
+        decoder = CudaDecoder(self.executor, draft, num_draft_tokens, reader)
         decoder.warm_up()
         return decoder
 
@@ -60,6 +63,7 @@ def load_cuda(
     draft_ids: torch.Tensor | None = None,
     use_packed_cache: bool = True,
     device: torch.device | None = None,
+    snapshot_bytes: int | None = None,
     on_progress: Progress | None = None,
 ) -> CudaParts:
     """Check shape and memory, load the weights, compile what prompts need.
@@ -93,6 +97,7 @@ def load_cuda(
         draft_ids=0 if draft_ids is None or not with_mtp else draft_ids.numel(),
         num_draft_tokens=num_draft_tokens,
         by_mtp=by_mtp,
+        snapshot_bytes=snapshot_bytes,
     )
     available = allocatable_bytes(device) + memory.card.context_bytes
     longest = config.max_position_embeddings

@@ -25,12 +25,11 @@ from bytebound.cuda.state import MAX_ROWS, cache_positions
 from bytebound.memory import FLOAT32_BYTES, MemoryPlan, byte_budget, check_context, state_bytes
 from bytebound.quantized import PackedMatrix
 from bytebound.settings import cuda_problem
+from bytebound.snapshots import snapshot_budget
 from bytebound.tensor_names import Shape
 from bytebound.vram import LATER_BYTES, MIB, NOMINAL_CONTEXT_BYTES, outside_bytes
 
 BYTES = 2  # of an activation, of a weight that is not packed, of a key or value in 16 bits
-SNAPSHOTS = 4  # states that the default budget keeps
-MAX_SNAPSHOT_BYTES = 1 << 30
 TOP_LOGPROBS = 20
 FLOAT64_BYTES = 8
 GRAPH_NODE_BYTES = 8 << 10  # device memory of one recorded kernel: an estimate
@@ -101,7 +100,7 @@ class CudaMemory:
     draft_ids: int = 0  # size of the draft vocabulary
     num_draft_tokens: int = 0
     by_mtp: bool = True  # whether the MTP head drafts, where there is one; its weights are held
-    snapshot_bytes: int | None = None  # None: four states, at most 1 GiB
+    snapshot_bytes: int | None = None  # None: the default of ``snapshot_budget``
 
     def plan(self, max_len: int) -> MemoryPlan:
         """Bytes held at most with a context of ``max_len``.
@@ -123,7 +122,7 @@ class CudaMemory:
         windows = states - state_bytes(config, 0)
         kept, scratch = self._kept_rows(), self._scratch(max_len, matrices)
         later = config.num_attention_layers * kv + mtp_kv + states + kept + scratch
-        budget = min(MAX_SNAPSHOT_BYTES, SNAPSHOTS * states)
+        snapshot = states + config.hidden_size * BYTES
         return MemoryPlan(
             max_len=max_len,
             weights=self._taken(one.num_bytes for one in decoder) + self._taken(small),
@@ -136,7 +135,7 @@ class CudaMemory:
             verify_rows=kept,
             scratch=scratch,
             draft_head=self._draft_head(matrices),
-            snapshots=budget if self.snapshot_bytes is None else self.snapshot_bytes,
+            snapshots=snapshot_budget(self.snapshot_bytes, snapshot),
             loading=max(0, self._transient(matrices) - later),
             graphs=self._graphs(),
             cuda_context=self.card.context_bytes,

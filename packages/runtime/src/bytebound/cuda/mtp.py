@@ -126,6 +126,11 @@ class CudaMtpDraft:
         self.length = 0
         self.last_out = None
 
+    def rewind(self, length: int) -> None:
+        """See RewindingDraft. Row p needs the id at p+1, so one row less than ids stands."""
+        self.length = length - 1
+        self.last_out = None
+
     @torch.inference_mode()
     def observe(self, next_ids: Sequence[int], hidden: torch.Tensor | None) -> None:
         """Fill the cache with committed rows [n, D]; the last one starts the next proposal."""

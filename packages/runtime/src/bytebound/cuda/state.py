@@ -6,7 +6,7 @@ next pass replays the first ``num_accepted`` of them before its own rows. So a r
 touches the state, and each pass reads and writes it once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +60,8 @@ class SequenceState:
     layers: tuple[LayerState, ...]
     position: torch.Tensor  # int32 [1]: of row 0 of the next pass
     num_accepted: torch.Tensor  # int32 [1]: pending rows that the next pass replays
+    _recurrent: torch.Tensor  # float32 [GDN layers, HV, K, V]
+    _windows: torch.Tensor  # [GDN layers, C, 3]
     _projected: torch.Tensor  # [GDN layers, MAX_ROWS, C + HV * V]
     _gates: torch.Tensor  # [GDN layers, MAX_ROWS, 2 * HV]
     _pending_qkv: torch.Tensor  # [GDN layers, MAX_ROWS, C]
@@ -83,25 +85,39 @@ class SequenceState:
         heads, channels = config.linear_num_value_heads, config.conv_channels
         projected, gates = rows(channels + config.value_dim), rows(2 * heads)
         pending_qkv, pending_gates = rows(channels), rows(2 * heads)
+        linear = config.num_linear_layers
+        # One tensor of each kind for all layers, so that a snapshot is two copies.
+        windows = torch.zeros(
+            linear, channels, config.linear_conv_kernel_dim - 1, dtype=dtype, device=device
+        )
+        recurrent = torch.zeros(
+            linear,
+            heads,
+            config.linear_key_head_dim,
+            config.linear_value_head_dim,
+            device=device,
+        )
         layers: list[LayerState] = []
         index = 0
         for kind in config.layer_types:
             if kind == "full_attention":
                 layers.append(KvCache.empty(config, max_len, kv_dtype, device))
                 continue
-            window = torch.zeros(
-                channels, config.linear_conv_kernel_dim - 1, dtype=dtype, device=device
-            )
-            recurrent = torch.zeros(
-                heads, config.linear_key_head_dim, config.linear_value_head_dim, device=device
-            )
-            settled = GdnState(window, recurrent)
+            settled = GdnState(windows[index], recurrent[index])
             pending = GdnRows(pending_qkv[index], *pending_gates[index].chunk(2, dim=-1))
             layers.append(GatedDeltaState(settled, projected[index], gates[index], pending))
             index += 1
         numbers = torch.zeros(2, 1, dtype=torch.int32, device=device)
         return cls(
-            tuple(layers), numbers[0], numbers[1], projected, gates, pending_qkv, pending_gates
+            tuple(layers),
+            numbers[0],
+            numbers[1],
+            recurrent,
+            windows,
+            projected,
+            gates,
+            pending_qkv,
+            pending_gates,
         )
 
     def gated_delta_states(self) -> Iterator[GatedDeltaState]:
@@ -123,9 +139,24 @@ class SequenceState:
         """Back to the empty sequence. KV needs no clearing: only committed positions are read."""
         self.position.zero_()
         self.num_accepted.zero_()
-        for layer in self.gated_delta_states():
-            layer.settled.conv_window.zero_()
-            layer.settled.recurrent.zero_()
+        self._recurrent.zero_()
+        self._windows.zero_()
+
+    def kept(self) -> tuple[torch.Tensor, ...]:
+        """What a snapshot keeps: copies of what is settled. No row may be pending."""
+        return self._recurrent.clone(), self._windows.clone()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of ``kept``."""
+        return self._recurrent.nbytes + self._windows.nbytes
+
+    def restore(self, kept: Sequence[torch.Tensor]) -> None:
+        """Back to ``kept``, with no row pending. The position is the caller's to set."""
+        recurrent, windows = kept
+        self._recurrent.copy_(recurrent)
+        self._windows.copy_(windows)
+        self.num_accepted.zero_()
 
 
 def cache_positions(max_len: int) -> int:

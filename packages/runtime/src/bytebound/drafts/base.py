@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
@@ -67,3 +67,14 @@ class Draft(Protocol):
 
     def propose(self, count: int, sampler: "Sampler") -> Proposal:
         """Guess at most ``count`` ids after the last observed one; an empty proposal is allowed."""
+
+
+@runtime_checkable
+class RewindingDraft(Draft, Protocol):
+    """A draft that can go back. Only with such a one, or none, is a prompt's prefix reused."""
+
+    def rewind(self, length: int) -> None:
+        """Forget all but the sequence's first ``length`` ids (1 or more).
+
+        Then it is as after ``begin`` and ``observe`` of just these, and proposes the same.
+        """

@@ -50,6 +50,11 @@ class MtpDraft:
         self.length += len(next_ids)
         self.last_out = out[-1:]
 
+    def rewind(self, length: int) -> None:
+        """See RewindingDraft. Row p needs the id at p+1, so one row less than ids stands."""
+        self.length = length - 1
+        self.last_out = None
+
     @torch.inference_mode()
     def propose(self, count: int, sampler: Sampler) -> Proposal:
         """Guess ``count`` ids, each from the previous guess and the head's own output."""

@@ -15,19 +15,19 @@ MIN_NGRAM = 2  # one common id alone recurs everywhere and drafts noise
 
 
 class NgramDraft:
-    """Keeps, for every n-gram seen, the position after its latest and its previous occurrence."""
+    """Keeps, for every n-gram seen, the positions after its occurrences."""
 
     name = "ngram"
 
     def __init__(self, *, min_ngram: int = MIN_NGRAM, max_ngram: int = MAX_NGRAM) -> None:
         self.sizes = range(max_ngram, min_ngram - 1, -1)
         self.ids: list[int] = []
-        self._follow: dict[tuple[int, ...], tuple[int, int | None]] = {}
+        self._ends: dict[tuple[int, ...], list[int]] = {}
 
     def begin(self, first_id: int) -> None:
         """Start a new sequence."""
         self.ids = []
-        self._follow = {}
+        self._ends = {}
         self._append(first_id)
 
     def observe(self, next_ids: Sequence[int], hidden: torch.Tensor | None) -> None:
@@ -35,20 +35,32 @@ class NgramDraft:
         for token in next_ids:
             self._append(token)
 
+    def rewind(self, length: int) -> None:
+        """See RewindingDraft."""
+        while len(self.ids) > length:
+            for gram in self._last_grams():
+                ends = self._ends.get(gram, [])
+                # Not there where an interrupt came between the id and its n-grams.
+                if ends[-1:] == [len(self.ids)]:
+                    ends.pop()
+                if not ends:
+                    self._ends.pop(gram, None)
+            self.ids.pop()
+
     def propose(self, count: int, sampler: Sampler) -> Proposal:
         """Copy what followed the longest n-gram that ends the sequence and occurred before."""
-        for size in self.sizes:
+        for gram in self._last_grams():
             # The latest occurrence is the sequence's own end; the one before it has a continuation.
-            _, earlier = self._follow.get(tuple(self.ids[-size:]), (0, None))
-            if earlier is not None:
-                return Proposal(tuple(self.ids[earlier : earlier + count]))
+            earlier = self._ends.get(gram, [])[-2:-1]
+            if earlier:
+                return Proposal(tuple(self.ids[earlier[0] : earlier[0] + count]))
         return Proposal(())
 
     def _append(self, token: int) -> None:
         self.ids.append(token)
-        end = len(self.ids)
-        for size in self.sizes:
-            if end >= size:
-                gram = tuple(self.ids[-size:])
-                latest = self._follow.get(gram)
-                self._follow[gram] = (end, latest[0] if latest else None)
+        for gram in self._last_grams():
+            self._ends.setdefault(gram, []).append(len(self.ids))
+
+    def _last_grams(self) -> list[tuple[int, ...]]:
+        """The n-grams that end the sequence, the longest first."""
+        return [tuple(self.ids[-size:]) for size in self.sizes if size <= len(self.ids)]

@@ -5,6 +5,7 @@ overwrite; recurrent state and conv window hold the committed value only, and a 
 one candidate per row in ``pending``.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -88,16 +89,36 @@ class SequenceState:
     def reset(self) -> None:
         """Back to the empty sequence. KV needs no clearing: only committed positions are read."""
         self.position = 0
-        for layer in self.layers:
-            if isinstance(layer, GatedDeltaState):
-                # New tensors, not zero_(): the old ones may be a snapshot that somebody kept.
-                layer.recurrent = torch.zeros_like(layer.recurrent)
-                layer.conv_window = torch.zeros_like(layer.conv_window)
-                layer.pending = []
+        for layer in self._gated_delta_states():
+            # New tensors, not zero_(): the old ones may be a snapshot that somebody kept.
+            layer.recurrent = torch.zeros_like(layer.recurrent)
+            layer.conv_window = torch.zeros_like(layer.conv_window)
+            layer.pending = []
+
+    def kept(self) -> tuple[torch.Tensor, ...]:
+        """What a snapshot keeps: copies of recurrent state and conv window of every GDN layer."""
+        layers = self._gated_delta_states()
+        return tuple(t.clone() for layer in layers for t in (layer.recurrent, layer.conv_window))
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of ``kept``."""
+        layers = self._gated_delta_states()
+        return sum(layer.recurrent.nbytes + layer.conv_window.nbytes for layer in layers)
+
+    def restore(self, kept: Sequence[torch.Tensor], position: int) -> None:
+        """Back to ``kept``, which was taken at ``position``. No pass writes into these tensors."""
+        tensors = iter(kept)
+        for layer in self._gated_delta_states():
+            layer.recurrent, layer.conv_window = next(tensors), next(tensors)
+            layer.pending = []
+        self.position = position
 
     def commit(self, count: int) -> None:
         """Keep the first ``count`` rows of the last decode pass in every layer."""
-        for layer in self.layers:
-            if isinstance(layer, GatedDeltaState):
-                layer.commit(count)
+        for layer in self._gated_delta_states():
+            layer.commit(count)
         self.position += count
+
+    def _gated_delta_states(self) -> Iterator[GatedDeltaState]:
+        return (layer for layer in self.layers if isinstance(layer, GatedDeltaState))

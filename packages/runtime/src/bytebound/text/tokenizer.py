@@ -25,6 +25,8 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
 )
 
+TURN_START = "<|im_start|>"
+
 
 def load_tokenizer(folder: str | Path) -> "Tokenizer | None":
     """Return the tokenizer in ``folder``, or None where the folder holds no tokenizer file.
@@ -66,6 +68,10 @@ class Tokenizer:
         """Ids that decoding skips: turn markers and end tokens, but not think or tool tags."""
         self.control_ids = frozenset(i for i, token in added.items() if token.content.strip())
         """Ids that text never encodes to: all added tokens but runs of blanks."""
+        self.turn_start_ids = frozenset(
+            i for i in self.special_ids if added[i].content == TURN_START
+        )
+        """Ids that begin a turn of a conversation; none in a vocabulary of another family."""
         self.vocab_size: int = max(
             self._backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1
         )

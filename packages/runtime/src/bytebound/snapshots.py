@@ -1,0 +1,80 @@
+"""Which states of a prompt are kept, and from which of them another prompt can go on."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from bytebound.errors import InvalidSettingError
+from bytebound.executor import Snapshot
+
+MOST_BYTES = 1 << 30  # by default: six states of a 27B model
+MOST_SNAPSHOTS = 16  # by default: more would hardly lie closer to where prompts part
+
+
+def snapshot_budget(asked: int | None, size: int) -> int:
+    """Bytes to keep snapshots in, of which one takes ``size``; ``asked`` None is the default.
+
+    Raises:
+        InvalidSettingError: not even one fits, and 0 was not asked for.
+    """
+    if asked is None:
+        return min(MOST_SNAPSHOTS, MOST_BYTES // max(1, size)) * size
+    if 0 < asked < size:
+        raise InvalidSettingError(
+            f"snapshot_bytes={asked}: one state of this model takes {size} bytes; expected that or "
+            "more, or 0 to keep none"
+        )
+    return asked
+
+
+@dataclass(slots=True)
+class ReadPrompt:
+    """A prompt whose KV an executor holds, and the states kept on the way through it."""
+
+    ids: list[int] = field(default_factory=list)
+    snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    """By position p: the state after ``ids[:p]``."""
+
+    def deepest(self, prompt: Sequence[int], stops: Collection[int]) -> Snapshot | None:
+        """The state furthest into ``prompt`` that is one of its own: at one of its ``stops``."""
+        for position in sorted(self.snapshots, reverse=True):
+            if position in stops and self.ids[:position] == prompt[:position]:
+                return self.snapshots[position]
+        return None
+
+    def go_on(self, prompt: Sequence[int], position: int) -> None:
+        """Be ``prompt``, which shares its first ``position`` ids.
+
+        Snapshots behind them go: the KV under them is about to be written again.
+        """
+        self.keep([kept for kept in self.snapshots if kept <= position])
+        self.ids = list(prompt)
+
+    def keep(self, positions: Collection[int]) -> None:
+        """Drop the snapshots at all other positions."""
+        self.snapshots = {p: kept for p, kept in self.snapshots.items() if p in positions}
+
+
+def positions_to_keep(
+    cuts: Iterable[int], end: int, count: int, *, opening: int | None = None
+) -> set[int]:
+    """At most ``count`` positions of a prompt of ``end`` ids worth a snapshot.
+
+    First the last cut, from which the next turn goes on; then the end, for the same prompt again;
+    then ``opening``, if it is a cut: behind the instructions that other conversations share. Of the
+    other cuts those are dropped whose loss costs least. Without the one between q and r, a prompt
+    that parts from this one just before r reads from q on, ``end - q`` ids or so in place of ``end
+    - r``. So they lie the sparser, the further they are from the end.
+    """
+    places = sorted({*cuts, end})
+    first = [*places[-2:], opening] if opening in places[:-2] else places[-2:]
+    kept = {*first[:count]}
+    if count < 2:
+        return kept
+    while len(places) > count:
+        costs = {
+            p: (end - q) / (end - r)
+            for q, p, r in zip([0, *places], places, places[1:-1], strict=False)
+            if p not in kept
+        }
+        places.remove(min(costs, key=lambda p: costs[p]))
+    return {*places}
