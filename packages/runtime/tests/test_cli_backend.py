@@ -38,6 +38,7 @@ def test_info_of_random_weights(run: Run) -> None:
     plan = report["memory_plan"]["cuda"]
     assert plan["random_weights"] is True and plan["kv_dtype"] == "bfloat16"
     sizes = {name: size for name, size in plan.items() if isinstance(size, int)}
+    assert plan["available"] is plan["largest_max_len"] is None
     for label in ("total", "max_len", "random_weights"):
         sizes.pop(label)
     assert sum(sizes.values()) == plan["total"] and 16e9 < plan["total"] < 20e9
@@ -52,6 +53,15 @@ def test_info_of_the_longest_context(run: Run) -> None:
     assert plan["kv_dtype"] == "fp8" and plan["total"] < 32 << 30
     wide = info_json(run, "-m", RANDOM, "--max-len", 262_144, "--kv-dtype", "bfloat16")
     assert wide["memory_plan"]["cuda"]["total"] > 32 << 30
+
+
+def test_info_says_what_fits_a_card(run: Run) -> None:
+    report = info_json(run, "-m", RANDOM, "--vram-limit", "32GiB")["memory_plan"]["cuda"]
+    assert (report["available"], report["largest_max_len"]) == (32 << 30, 262_144)
+    plan = info_json(run, "-m", RANDOM, "--vram-limit", "20GiB")["memory_plan"]["cuda"]
+    assert 65_536 < plan["largest_max_len"] < 150_000  # in fp8
+    shown = run("info", "-m", RANDOM, "--vram-limit", "20GiB").out
+    assert f"up to {plan['largest_max_len']:,} positions fit into 21.475 GB" in shown
 
 
 def test_info_says_which_backend_runs_and_why(run: Run, folders: Folders) -> None:
@@ -72,9 +82,14 @@ def test_info_of_a_shape_file(run: Run, folders: Folders) -> None:
     assert (outcome.code, outcome.out) == (2, "") and "no shape 'nope'" in outcome.err
 
 
-@pytest.mark.parametrize("command", ["info", "generate", "chat"])
 @pytest.mark.parametrize(
-    ("value", "words"), [("32G", "expected a size"), ("8GiB", "runs on the CPU")]
+    ("command", "value", "words"),
+    [
+        ("info", "32G", "expected a size"),
+        ("generate", "32G", "expected a size"),
+        ("generate", "8GiB", "runs on the CPU"),
+        ("chat", "8GiB", "runs on the CPU"),
+    ],
 )
 def test_a_limit_that_cannot_be(run: Run, command: str, value: str, words: str) -> None:
     prompt = ["--ids", "1"] if command == "generate" else []

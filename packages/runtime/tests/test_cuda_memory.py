@@ -16,7 +16,7 @@ from bytebound.cuda.state import GatedDeltaState, KvCache, SequenceState
 from bytebound.cuda.weights import iter_matrices
 from bytebound.errors import InvalidSettingError
 from bytebound.loading import find_model
-from bytebound.memory import GIB, MemoryPlan, check_fits
+from bytebound.memory import GIB, MemoryPlan
 from bytebound.settings import FP8_KV_ABOVE, check_cuda_kv_dtype
 from bytebound.vram import MIB
 
@@ -29,10 +29,9 @@ CARD = Card(product_bytes=2048, context_bytes=0)
 FLAGSHIP = find_model("random:qwen3.5-27b")[1]
 
 
-def flagship(kv_dtype: str, max_len: int, **more: int) -> CudaMemory:
+def flagship(kv_dtype: str, **more: int) -> CudaMemory:
     stored = Stored.of(FLAGSHIP, None, "model.", with_mtp=True, random=True)
-    kind = check_cuda_kv_dtype(kv_dtype, max_len)
-    return CudaMemory(FLAGSHIP, stored, Card.nominal(), kind, num_draft_tokens=4, **more)
+    return CudaMemory(FLAGSHIP, stored, Card.nominal(), kv_dtype, num_draft_tokens=4, **more)
 
 
 @pytest.mark.parametrize("in_one_piece", [False, True])
@@ -49,7 +48,7 @@ def test_weights_and_state_are_counted_to_the_byte(
     of_folder = Stored.of(
         config, stored.packed, stored.prefix, with_mtp=True, in_one_piece=in_one_piece
     )
-    plan = CudaMemory(config, of_folder, CARD, torch.bfloat16).plan(MAX_LEN)
+    plan = CudaMemory(config, of_folder, CARD).plan(MAX_LEN)
     kv = executor.state.layers[1]
     assert weights.mtp is not None and isinstance(kv, KvCache)
     held = sum(one.num_bytes for one in iter_matrices((weights.layers, weights.lm_head)))
@@ -76,7 +75,7 @@ def test_scratch_of_the_flagship_holds_what_is_allocated() -> None:
     buffers = Buffers.empty(FLAGSHIP, torch.bfloat16, meta)
     sampler = vars_of(DeviceSampler, FLAGSHIP.vocab_size, meta)
     allocated = 2 * sum(getattr(buffers, name).nbytes for name in buffers.__slots__) + sampler
-    memory = flagship("bfloat16", 8192)
+    memory = flagship("bfloat16")
     plan = memory.plan(8192)
     unpacked = 2 * FLAGSHIP.intermediate_size * FLAGSHIP.hidden_size * 2
     prompt = 1024 * memory._chunk_row_bytes()
@@ -94,19 +93,32 @@ def vars_of(kind: type[DeviceSampler], vocab: int, device: torch.device) -> int:
 def test_the_longest_context_fits_a_32_gib_card_in_fp8() -> None:
     longest = FLAGSHIP.max_position_embeddings
     assert longest == 262_144
-    memory = flagship("auto", longest)
+    memory = flagship("auto")
     plan = memory.plan(longest)
     # 17 layers of 2 * 4 * (256 values and a scale of 4 bytes) a position, each rounded to 2 MiB.
     assert plan.kv + plan.mtp_kv == pytest.approx(17 * 2 * 4 * 260 * longest, rel=0.01)
     assert plan.kv_dtype == "fp8" and plan.total < 29 * GIB
-    assert check_fits(memory.plan, 32 * GIB, max_len=longest, longest=longest) == plan
+    assert memory.check_fits(32 * GIB, longest) == plan
+    assert memory.largest_context(32 * GIB) == longest
     with pytest.raises(InvalidSettingError, match="largest max_len that fits is"):
-        bfloat16 = flagship("bfloat16", longest)
-        check_fits(bfloat16.plan, 32 * GIB, max_len=longest, longest=longest)
+        flagship("bfloat16").check_fits(32 * GIB, longest)
+
+
+def test_the_context_that_is_named_fits_with_the_dtype_that_it_then_has() -> None:
+    """Auto: longer contexts in fp8 may fit where shorter ones in bfloat16 do not."""
+    memory = flagship("auto")
+    at_step = memory.plan(FP8_KV_ABOVE)
+    limits = [at_step.total - at_step.snapshots - MIB, 20 * GIB, 18 * GIB]
+    found = [memory.largest_context(limit) for limit in limits]
+    assert found[0] > FP8_KV_ABOVE > found[2] > 0
+    for limit, length in zip(limits, found, strict=True):
+        assert memory.check_fits(limit, length).total <= limit
+        with pytest.raises(InvalidSettingError, match=f"fits is {length}$"):
+            memory.check_fits(limit, length + 8)
 
 
 def test_what_the_flagship_holds() -> None:
-    plan = flagship("auto", 8192).plan(8192)
+    plan = flagship("auto").plan(8192)
     # 24.35e9 weights of the layers and 1.27e9 of the head, at 4.125 bits.
     assert plan.weights == pytest.approx(25.62e9 * 4.125 / 8, rel=0.03)
     assert plan.embedding == pytest.approx(248_320 * 5120 * 2, abs=2 * MIB)
@@ -114,19 +126,19 @@ def test_what_the_flagship_holds() -> None:
     assert plan.snapshots == 6 * (plan.gdn_state + plan.conv_windows + 2 * 5120) < GIB
     assert plan.random_weights and plan.kv_dtype == "bfloat16"
     assert plan.draft_head == 0
-    with_vocabulary = flagship("auto", 8192, draft_ids=32_768).plan(8192)
+    with_vocabulary = flagship("auto", draft_ids=32_768).plan(8192)
     assert with_vocabulary.draft_head == taken(32_768 * 5120 * 4.125 / 8) + 32_768 * 4
 
 
 def test_a_head_that_does_not_draft_has_weights_alone() -> None:
-    memory = flagship("bfloat16", 8192)
+    memory = flagship("bfloat16")
     plan, without = memory.plan(8192), replace(memory, by_mtp=False).plan(8192)
     assert without.mtp_weights == plan.mtp_weights > 0 == without.mtp_kv
     assert plan.scratch - without.scratch > 8 * FLAGSHIP.vocab_size * 4
 
 
 def test_a_cache_takes_no_more_than_its_bytes() -> None:
-    memory = flagship("auto", 8192)
+    memory = flagship("auto")
     cached = replace(memory, stored=replace(memory.stored, in_one_piece=True)).plan(8192)
     apart = memory.plan(8192)
     # 320 matrices, each rounded up to 2 MiB where it is not alone in one allocation.
@@ -135,11 +147,11 @@ def test_a_cache_takes_no_more_than_its_bytes() -> None:
 
 
 def test_snapshots_give_way_before_anything_is_refused() -> None:
-    memory = flagship("auto", 8192)
+    memory = flagship("auto")
     plan = memory.plan(8192)
 
     def within(limit: int) -> MemoryPlan:
-        return check_fits(memory.plan, limit, max_len=8192, longest=262_144)
+        return memory.check_fits(limit, 8192)
 
     assert within(plan.total).snapshots == plan.snapshots
     assert within(plan.total - 7).snapshots == plan.snapshots - 7

@@ -6,8 +6,9 @@ plan says before any weight is loaded whether a setting fits and, if not, which 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 
 from bytebound import tensor_names as names
 from bytebound.config import LayerType, ModelConfig
@@ -184,25 +185,36 @@ def memory_plan(
     )
 
 
-def largest_context(plan_of: PlanOf, limit_bytes: int, longest: int) -> int:
-    """Find the longest ``max_len`` up to ``longest`` whose plan fits; 0 where none does."""
+def largest_context(
+    plan_of: PlanOf, limit_bytes: int, longest: int, steps: Sequence[int] = ()
+) -> int:
+    """Find the longest ``max_len`` up to ``longest`` whose plan fits; 0 where none does.
+
+    Plans grow with the context, but may be smaller again behind each of the ``steps``, ascending.
+    """
 
     def fits(length: int) -> bool:
         plan = plan_of(length)
         return plan.total - plan.snapshots <= limit_bytes
 
-    low, high = 0, longest
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+    edges = [0, *(step for step in steps if step < longest), longest]
+    for low, high in reversed(list(pairwise(edges))):
+        best, most = low, high
+        while best < most:
+            middle = (best + most + 1) // 2
+            best, most = (middle, most) if fits(middle) else (best, middle - 1)
+        if best > low:
+            return best
+    return 0
 
 
-def check_fits(plan_of: PlanOf, limit_bytes: int, *, max_len: int, longest: int) -> MemoryPlan:
+def check_fits(
+    plan_of: PlanOf, limit_bytes: int, *, max_len: int, longest: int, steps: Sequence[int] = ()
+) -> MemoryPlan:
     """Return the plan for ``max_len``, or refuse it and name the context that would fit (E43).
 
-    ``plan_of(max_len)`` plans a context. Snapshots only save time: their budget shrinks, down to
-    nothing, before anything is refused.
+    ``plan_of(max_len)`` plans a context; ``longest`` and ``steps`` as in ``largest_context``.
+    Snapshots only save time: their budget shrinks, down to nothing, before anything is refused.
 
     Raises:
         InvalidSettingError: it does not fit, or ``max_len`` is impossible.
@@ -211,7 +223,7 @@ def check_fits(plan_of: PlanOf, limit_bytes: int, *, max_len: int, longest: int)
     excess = plan.total - limit_bytes
     if excess <= plan.snapshots:
         return replace(plan, snapshots=plan.snapshots - max(0, excess))
-    best = largest_context(plan_of, limit_bytes, longest)
+    best = largest_context(plan_of, limit_bytes, longest, steps)
     biggest = max(plan.rows(), key=lambda row: row[1])
     way_out = (
         f"the largest max_len that fits is {best}"

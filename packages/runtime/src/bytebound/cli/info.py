@@ -79,12 +79,12 @@ def info(
     from bytebound.cli import tables
     from bytebound.cli.output import emit_json
     from bytebound.cli.progress import Waiting
-    from bytebound.loading import find_model, limit_vram
+    from bytebound.loading import find_model
+    from bytebound.vram import parse_size
 
+    limit = None if vram_limit is None else parse_size("vram_limit", vram_limit)
     with Waiting("reading headers"):
         folder, config = find_model(model)
-        if vram_limit is not None:
-            limit_vram(vram_limit, device)
         report: Report = {
             "model": model,
             "folder": None if folder is None else str(folder),
@@ -101,7 +101,7 @@ def info(
             config, report["weights"]["mtp"], widths, max_len=max_len, device=device, dtype=dtype
         )
         length = report["memory_plan"]["max_len"]
-        report["memory_plan"]["cuda"] = cuda_plan(folder, config, length, kv_dtype)
+        report["memory_plan"]["cuda"] = cuda_plan(folder, config, length, kv_dtype, limit)
         report["card"] = card_record(read_gb_s, report["bytes_per_token"])
     if json_:
         emit_json(report)
@@ -262,23 +262,34 @@ def backend_record(
 
 
 def cuda_plan(
-    folder: Path | None, config: "ModelConfig", max_len: int, kv_dtype: str
+    folder: Path | None, config: "ModelConfig", max_len: int, kv_dtype: str, limit: int | None
 ) -> Report | None:
-    """What the CUDA backend holds on this card, or on one like many; None where it cannot run."""
+    """What the CUDA backend holds on this card, or on one like many; None where it cannot run.
+
+    ``largest_max_len`` is the longest context that fits into ``available`` bytes: what is free
+    here, at most ``limit``.
+    """
     from bytebound.cuda.shapes import shape_problem
     from bytebound.settings import check_cuda_kv_dtype
 
-    kind = check_cuda_kv_dtype(kv_dtype, max_len)
+    check_cuda_kv_dtype(kv_dtype, max_len)
     if shape_problem(config) is not None:
         return None
     try:
-        from bytebound.cuda.memory import plan_for
+        from bytebound.cuda.memory import free_bytes, plan_for
     except ImportError:
         return None
     try:
-        return plan_for(folder, config, kind).plan(max_len).as_dict()
+        memory = plan_for(folder, config, kv_dtype)
     except CheckpointError:  # reported as the problem of the weights
         return None
+    known = [size for size in (limit, free_bytes()) if size is not None]
+    available = min(known, default=None)
+    return {
+        **memory.plan(max_len).as_dict(),
+        "available": available,
+        "largest_max_len": None if available is None else memory.largest_context(available),
+    }
 
 
 def card_record(read_gb_s: float | None, budget: Report) -> Report:

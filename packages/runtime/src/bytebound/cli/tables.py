@@ -76,6 +76,8 @@ def show(report: dict[str, Any]) -> None:
         console.print(_config_table(report["config"]))
         console.print(_budget_table(report["bytes_per_token"], report["card"]))
         console.print(_plan_table(report["memory_plan"]))
+        for label, text in _fitting(report["memory_plan"]["cuda"]):
+            line(label, text)
         line("CUDA", report["card"]["cuda"])
         if report["card"]["read_gb_s"] is None:
             line(
@@ -107,6 +109,13 @@ def _lines(report: dict[str, Any]) -> Iterable[tuple[str, str]]:
     yield "chat template", _yes(text["chat_template"])
     yield "sampling", _sampling(config["generation"])
     yield "end tokens", ", ".join(map(str, config["eos_token_ids"])) or "none in the config"
+
+
+def _fitting(plan: dict[str, Any] | None) -> Iterable[tuple[str, str]]:
+    if plan is None or plan["available"] is None:
+        return
+    available, longest = size(plan["available"]), plan["largest_max_len"]
+    yield "context", f"cuda: up to {longest:,} positions fit into {available}"
 
 
 def _weight_lines(weights: dict[str, Any]) -> Iterable[tuple[str, str]]:

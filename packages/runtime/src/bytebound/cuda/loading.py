@@ -23,7 +23,7 @@ from bytebound.cuda.random_weights import random_weights
 from bytebound.cuda.shapes import check_shape
 from bytebound.cuda.weights import ModelWeights, model_weights
 from bytebound.drafts.base import Draft
-from bytebound.memory import MemoryPlan, check_fits
+from bytebound.memory import MemoryPlan
 from bytebound.prompt_reader import PromptReader
 from bytebound.reading import Progress, read_weights
 from bytebound.settings import check_cuda_kv_dtype
@@ -93,15 +93,14 @@ def load_cuda(
             in_one_piece=found is not None,
         ),
         Card.of(device),
-        kind,
+        kv_dtype,
         draft_ids=0 if draft_ids is None or not with_mtp else draft_ids.numel(),
         num_draft_tokens=num_draft_tokens,
         by_mtp=by_mtp,
         snapshot_bytes=snapshot_bytes,
     )
     available = allocatable_bytes(device) + memory.card.context_bytes
-    longest = config.max_position_embeddings
-    plan = check_fits(memory.plan, available, max_len=max_len, longest=longest)
+    plan = memory.check_fits(available, max_len)
     if folder is None or stored is None:
         weights = random_weights(config, dtype=DTYPE, device=device, draft_ids=draft_ids)
     else:
@@ -123,7 +122,7 @@ def load_cuda(
             MtpHead.empty(weights, config, workspaces, max_len=max_len, kv_dtype=kind)
         ),
         plan,
-        memory.bytes_per_token(),
+        memory.bytes_per_token(kind),
     )
 
 

@@ -22,12 +22,27 @@ from bytebound.cuda.assembly import GROUP
 from bytebound.cuda.executor import PREFILL_CHUNK
 from bytebound.cuda.fusion import Fusion
 from bytebound.cuda.state import MAX_ROWS, cache_positions
-from bytebound.memory import FLOAT32_BYTES, MemoryPlan, byte_budget, check_context, state_bytes
+from bytebound.memory import (
+    FLOAT32_BYTES,
+    MemoryPlan,
+    byte_budget,
+    check_context,
+    check_fits,
+    largest_context,
+    state_bytes,
+)
 from bytebound.quantized import PackedMatrix
+from bytebound.settings import FP8_KV_ABOVE, check_cuda_kv_dtype, cuda_problem
 from bytebound.settings import cuda_problem
 from bytebound.snapshots import snapshot_budget
 from bytebound.tensor_names import Shape
-from bytebound.vram import LATER_BYTES, MIB, NOMINAL_CONTEXT_BYTES, outside_bytes
+from bytebound.vram import (
+    LATER_BYTES,
+    MIB,
+    NOMINAL_CONTEXT_BYTES,
+    allocatable_bytes,
+    outside_bytes,
+)
 
 BYTES = 2  # of an activation, of a weight that is not packed, of a key or value in 16 bits
 TOP_LOGPROBS = 20
@@ -96,7 +111,7 @@ class CudaMemory:
     config: ModelConfig
     stored: Stored
     card: Card
-    kv_dtype: torch.dtype
+    kv_dtype: str = "auto"  # as the caller asked for it
     draft_ids: int = 0  # size of the draft vocabulary
     num_draft_tokens: int = 0
     by_mtp: bool = True  # whether the MTP head drafts, where there is one; its weights are held
@@ -106,7 +121,8 @@ class CudaMemory:
         """Bytes held at most with a context of ``max_len``.
 
         Raises:
-            InvalidSettingError: the model was not trained for such a context.
+            InvalidSettingError: the model was not trained for such a context, or ``kv_dtype`` is
+                unknown.
         """
         config, stored = self.config, self.stored
         check_context(config, max_len)
@@ -116,7 +132,8 @@ class CudaMemory:
         small = [size for name, size in self._vectors() if not name.startswith(names.MTP_PREFIX)]
         small_mtp = [size for name, size in self._vectors() if name.startswith(names.MTP_PREFIX)]
         table = config.vocab_size * config.hidden_size * BYTES
-        kv = self._kv(max_len)
+        kv_dtype = check_cuda_kv_dtype(self.kv_dtype, max_len)
+        kv = self._kv(max_len, kv_dtype)
         mtp_kv = kv if self._drafts_by_mtp else 0
         states = state_bytes(config, BYTES)
         windows = states - state_bytes(config, 0)
@@ -140,11 +157,28 @@ class CudaMemory:
             graphs=self._graphs(),
             cuda_context=self.card.context_bytes,
             backend="cuda",
-            kv_dtype="fp8" if self.kv_dtype.itemsize == 1 else "bfloat16",
+            kv_dtype="fp8" if kv_dtype.itemsize == 1 else "bfloat16",
             random_weights=stored.random,
         )
 
-    def bytes_per_token(self) -> float:
+    def check_fits(self, limit_bytes: int, max_len: int) -> MemoryPlan:
+        """Return the plan, or refuse it: see ``bytebound.memory.check_fits``."""
+        longest = self.config.max_position_embeddings
+        return check_fits(
+            self.plan, limit_bytes, max_len=max_len, longest=longest, steps=self._steps
+        )
+
+    def largest_context(self, limit_bytes: int) -> int:
+        """The longest ``max_len`` that fits; 0 where none does."""
+        longest = self.config.max_position_embeddings
+        return largest_context(self.plan, limit_bytes, longest, self._steps)
+
+    @property
+    def _steps(self) -> tuple[int, ...]:
+        """Where fp8 begins, the cache is half as large again."""
+        return (FP8_KV_ABOVE,) if self.kv_dtype == "auto" else ()
+
+    def bytes_per_token(self, kv_dtype: torch.dtype) -> float:
         """Bytes that a plain decode step moves at 1,024 cached positions."""
         decoder = [one for one in self._matrices() if not one.name.startswith(names.MTP_PREFIX)]
         elements = sum(one.elements for one in decoder)
@@ -152,7 +186,7 @@ class CudaMemory:
         return byte_budget(
             self.config,
             bits_per_weight=bits,
-            kv_bytes=_kv_element_bytes(self.config, self.kv_dtype),
+            kv_bytes=_kv_element_bytes(self.config, kv_dtype),
             small_bytes=BYTES,
         ).total
 
@@ -174,12 +208,12 @@ class CudaMemory:
     def _taken(self, sizes: Iterable[float]) -> int:
         return sum(math.ceil(one) if self.stored.in_one_piece else taken(one) for one in sizes)
 
-    def _kv(self, max_len: int) -> int:
+    def _kv(self, max_len: int, kv_dtype: torch.dtype) -> int:
         """Keys and values of one layer."""
         config = self.config
         one = config.num_key_value_heads * cache_positions(max_len)
-        sizes = 2 * [one * config.head_dim * self.kv_dtype.itemsize]
-        if self.kv_dtype.itemsize == 1:
+        sizes = 2 * [one * config.head_dim * kv_dtype.itemsize]
+        if kv_dtype.itemsize == 1:
             sizes += 2 * [one * FLOAT32_BYTES]
         return sum(map(taken, sizes))
 
@@ -274,7 +308,7 @@ class CudaMemory:
 
 
 def plan_for(
-    folder: Path | None, config: ModelConfig, kv_dtype: torch.dtype, *, num_draft_tokens: int = 4
+    folder: Path | None, config: ModelConfig, kv_dtype: str, *, num_draft_tokens: int = 4
 ) -> CudaMemory:
     """The plans of a folder, of a config alone, or (``folder`` None) of random weights.
 
@@ -291,6 +325,14 @@ def plan_for(
     if cuda_problem() is None:
         card = Card.of(torch.device("cuda", torch.cuda.current_device()))
     return CudaMemory(config, of_model, card, kv_dtype, num_draft_tokens=num_draft_tokens)
+
+
+def free_bytes() -> int | None:
+    """What an engine could take of the current GPU, the context included; None without one."""
+    if cuda_problem() is not None:
+        return None
+    device = torch.device("cuda", torch.cuda.current_device())
+    return allocatable_bytes(device) + outside_bytes(device)
 
 
 def taken(num_bytes: float) -> int:
