@@ -52,6 +52,9 @@ class Place:
         return Place(self.layer, FEEDS[FUSED.get(self.op, self.op)])
 
 
+EMBEDDING = Place(None, "embed_tokens")
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
     """A product that has run."""

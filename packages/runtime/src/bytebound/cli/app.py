@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from bytebound.cli.chat import chat
+from bytebound.cli.diff import diff
 from bytebound.cli.errors import (
     BROKEN_PIPE,
     INTERRUPTED,
@@ -34,9 +35,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(generate)
-app.command()(chat)
-app.command()(info)
+_COMMANDS = {command.__name__: command for command in (generate, chat, info, diff)}
+for _command in _COMMANDS.values():
+    app.command()(_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -91,7 +92,7 @@ def run(argv: Sequence[str]) -> int:
 def _explain(error: Exception, argv: Sequence[str]) -> None:
     """One line for what the parser refused."""
     message = str(getattr(error, "format_message", error.__str__)()).strip()
-    command = next((f" {word}" for word in argv if word in ("generate", "chat", "info")), "")
+    command = next((f" {word}" for word in argv if word in _COMMANDS), "")
     lines = " ".join(message.split("\n")).rstrip(".")
     complain(f"{lines} (see 'bytebound{command} --help')")
 

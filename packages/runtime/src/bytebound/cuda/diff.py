@@ -21,7 +21,7 @@ from bytebound.errors import InvalidSettingError
 from bytebound.reference.executor import ReferenceExecutor
 from bytebound.reference.rows import Rows
 from bytebound.reference.taps import AtProducts, Multiply, weight_at
-from bytebound.taps import FUSED, PARTS, Place, Product
+from bytebound.taps import EMBEDDING, FUSED, PARTS, Place, Product
 
 # bfloat16 keeps 8 bits: one rounding is up to 2^-9 of a value, and an op makes a few of them.
 APART_BOUND = 2e-2
@@ -92,8 +92,7 @@ def run_diff(
     Raises:
         InvalidSettingError: ``rows`` is not 1 to 8, or the context of one is too short.
     """
-    if not 1 <= rows <= MAX_ROWS:
-        raise InvalidSettingError(f"rows={rows}: expected 1 to {MAX_ROWS}, what a pass has")
+    check_rows(rows)
     needed = positions_needed(len(ids), rows)
     for one in (reference, executor):
         if one.max_len < needed:
@@ -115,6 +114,12 @@ def run_diff(
     finally:
         pair.reset()
     return report
+
+
+def check_rows(rows: int) -> None:
+    """Refuse a number of rows that no pass has, by InvalidSettingError."""
+    if not 1 <= rows <= MAX_ROWS:
+        raise InvalidSettingError(f"rows={rows}: expected 1 to {MAX_ROWS}, what a pass has")
 
 
 def positions_needed(count: int, rows: int) -> int:
@@ -178,10 +183,7 @@ class _Pair:
             run_cuda(ids)
         finally:
             self.executor.weights = weights
-        embedded = self.reference.weights.embed_tokens[
-            torch.tensor(ids, device=self.reference.device)
-        ]
-        comparison = _Comparison(self, kept, rows, embedded)
+        comparison = _Comparison(self, kept, rows)
         with AtProducts(self.reference.weights, comparison.at_product):
             run_reference(ids)
 
@@ -189,27 +191,26 @@ class _Pair:
 class _Comparison:
     """One pass: what was kept of it, against what the reference has in the same places."""
 
-    def __init__(
-        self, pair: _Pair, kept: dict[Place, Product], rows: Rows, embedded: torch.Tensor
-    ) -> None:
+    def __init__(self, pair: _Pair, kept: dict[Place, Product], rows: Rows) -> None:
         self._pair = pair
         self._kept = kept
         self._rows = rows
         self._name = f"{'prompt' if rows.wide else 'step'} at {rows.start}, {rows.count} rows"
         self._seen: set[Place] = set()
-        self._residual = embedded  # as it must be before the next product is added to it
+        self._residual: torch.Tensor | None = None  # as the next product must find it
 
     def at_product(self, place: Place, x: torch.Tensor, multiply: Multiply) -> torch.Tensor:
         """Compare the product's input, unless that was done, and its output."""
+        if place == EMBEDDING:
+            return self._at_embedding(multiply(x))
         product = self._kept.get(Place(place.layer, FUSED[place.op]))
         if product is None:
             if place not in self._pair.report.unseen:
                 self._pair.report.unseen.append(place)
             return multiply(x)
         if product.residual is not None:
-            first = place.layer == 0 and place.op != "down_proj"
-            before = Place(None, "embed_tokens") if first else Place(place.layer, "residual")
-            self._check(before, self._residual, product.residual)
+            if self._residual is not None:
+                self._check(Place(place.layer, "residual"), self._residual, product.residual)
             self._residual = product.out
         self._check(place.feed(), x, product.x)
         own = multiply(self._followed(x, product.x))
@@ -219,6 +220,15 @@ class _Comparison:
         theirs = self._part(place, theirs)
         self._check(place, own, theirs)
         return self._followed(own, theirs)
+
+    def _at_embedding(self, own: torch.Tensor) -> torch.Tensor:
+        for op in ("o_proj", "out_proj"):
+            first = self._kept.get(Place(0, op))
+            if first is not None and first.residual is not None:
+                self._check(EMBEDDING, own, first.residual)
+                return self._followed(own, first.residual)
+        self._pair.report.unseen.append(EMBEDDING)
+        return own
 
     def _part(self, place: Place, fused: torch.Tensor) -> torch.Tensor:
         """The columns of a fused product that belong to one of its matrices."""

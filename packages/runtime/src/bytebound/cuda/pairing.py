@@ -10,10 +10,12 @@ import bytebound_kernels as bk
 import torch
 
 from bytebound import weights as plain
-from bytebound.checkpoint import load_checkpoint
+from bytebound.checkpoint import load_checkpoint, read_headers
 from bytebound.config import ModelConfig
-from bytebound.cuda.loading import DTYPE
+from bytebound.cuda.executor import CudaExecutor
+from bytebound.cuda.loading import DTYPE, load_weights
 from bytebound.cuda.matrices import DenseMatrix, GatedDenseMatrix, Matrix, PackedMatrix
+from bytebound.cuda.random_weights import random_weights
 from bytebound.cuda.taps import TappedMatrix
 from bytebound.cuda.weights import (
     AttentionWeights,
@@ -22,6 +24,30 @@ from bytebound.cuda.weights import (
     ModelWeights,
 )
 from bytebound.reference.executor import ReferenceExecutor
+
+
+def load_pair(
+    folder: Path | None,
+    config: ModelConfig,
+    *,
+    max_len: int,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    reference_device: torch.device,
+) -> tuple[ReferenceExecutor, CudaExecutor]:
+    """Load a model twice, for ``run_diff``; ``folder`` None stands for random weights.
+
+    Raises:
+        CheckpointError: see ``load_checkpoint``.
+    """
+    if folder is None:
+        weights = random_weights(config, dtype=DTYPE, device=device)
+        reference = reference_of(weights, config, max_len=max_len)
+    else:
+        stored = read_headers(folder, config)
+        weights = load_weights(folder, config, stored, device=device)
+        reference = load_reference(folder, config, max_len=max_len, device=reference_device)
+    return reference, CudaExecutor(weights, config, max_len=max_len, kv_dtype=kv_dtype)
 
 
 def load_reference(

@@ -8,7 +8,7 @@ from bytebound.diagnosis import FiniteWatch, in_words
 from bytebound.reference.executor import ReferenceExecutor
 from bytebound.reference.rows import WINDOW
 from bytebound.reference.taps import AtProducts, Multiply, weight_at
-from bytebound.taps import PARTS, Place
+from bytebound.taps import EMBEDDING, PARTS, Place
 from bytebound.weights import AttentionWeights, GatedDeltaWeights, ModelWeights
 
 
@@ -19,6 +19,8 @@ def explain_non_finite(executor: ReferenceExecutor, ids: Sequence[int]) -> str:
 
     def look(place: Place, x: torch.Tensor, multiply: Multiply) -> torch.Tensor:
         out = multiply(x)
+        if place == EMBEDDING:
+            return out  # in_words has looked at the table
         # The other slots of a decode pass hold no row.
         rows = slice(slot, slot + 1) if watch.decoding else slice(None)
         watch.look(place, x[rows], out[rows])

@@ -1,7 +1,7 @@
 """Shows the products of the reference model to somebody, without a hook in the reference model.
 
-Every product with a weight goes through ``torch.nn.functional.linear``. A mode of torch sees those
-calls and knows a weight by its identity.
+Every product with a weight goes through ``torch.nn.functional.linear``, and the embedding is an
+index into its table. A mode of torch sees those calls and knows a weight by its identity.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from bytebound.taps import FUSED, HEAD, Place
+from bytebound.taps import EMBEDDING, FUSED, HEAD, Place
 from bytebound.weights import ModelWeights, iter_tensors
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]
@@ -23,12 +23,13 @@ class AtProducts(TorchFunctionMode):
 
     ``multiply(x)`` is the product itself, and what ``at_product`` returns is what the model goes on
     with: a function that returns ``multiply(x)`` only looks on. Places have the names of the fields
-    in ``bytebound.weights``.
+    in ``bytebound.weights``. The embedding counts as a product of ids [T].
     """
 
     def __init__(self, weights: ModelWeights, at_product: AtProduct) -> None:
         super().__init__()
         self._at_product = at_product
+        self._table = weights.embed_tokens
         self._places = {id(weights.lm_head): Place(None, HEAD)}
         for index, layer in enumerate(weights.layers):
             for path, tensor in iter_tensors(layer):
@@ -43,6 +44,8 @@ class AtProducts(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if func is torch.Tensor.__getitem__ and args[0] is self._table:
+            return self._at_product(EMBEDDING, args[1], lambda ids: self._table[ids])
         place = self._places.get(id(args[1])) if func is linear else None
         if place is None:
             return func(*args, **(kwargs or {}))
