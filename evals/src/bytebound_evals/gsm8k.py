@@ -20,7 +20,7 @@ from bytebound_evals.intervals import Interval, wilson
 from bytebound_evals.problems import ProblemSet, gold
 from bytebound_evals.run_log import RunLog
 
-MODES = ("completion", "chat")
+MODES = ("chat", "completion")
 MAX_CUT_SHARE = 0.02
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 # What a base model writes once it goes on to a question of its own.

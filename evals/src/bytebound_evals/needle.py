@@ -203,9 +203,11 @@ class _PromptBuilder:
             raise SourceError("the haystack is empty; give a text with words in it")
         if "The secret number of" in haystack:
             raise SourceError("the haystack holds sentences of needles already; give another text")
-        ids = engine.tokenizer.encode(haystack)
-        # A short text is repeated until it fills the longest prompt.
-        self._ids = ids * -(-max(settings.lengths) // len(ids))
+        self._ids = engine.tokenizer.encode(haystack)
+        longest = max(settings.lengths)
+        if len(self._ids) < longest:  # the text is repeated until it fills the longest prompt
+            times = 1 + longest // len(self._ids)
+            self._ids = engine.tokenizer.encode("\n\n".join([haystack.strip()] * (times + 1)))
 
     def build(self, needle: Needle, length: int, depth: float) -> list[int]:
         """The longest prompt that leaves room for the answer; a few tokens may stay free."""

@@ -14,6 +14,8 @@ from typing import IO, Any
 from bytebound_evals.errors import RunLogError
 from bytebound_evals.identity import digest
 
+_BEGINNING = b'{"settings": '
+
 
 class RunLog:
     """Finished items by their key, on the disk as soon as they are added."""
@@ -69,7 +71,7 @@ class RunLog:
         whole = raw[: raw.rfind(b"\n") + 1]
         if not whole:
             # Cut off within the first line: nothing was done yet. Anything else is no log of ours.
-            if raw and not raw.startswith(b'{"settings": '):
+            if raw[: len(_BEGINNING)] != _BEGINNING[: len(raw)]:
                 raise RunLogError(f"{self._path} is no log of a run; name another file")
             return 0
         for number, line in enumerate(whole.splitlines(), start=1):
