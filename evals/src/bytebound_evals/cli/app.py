@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from bytebound.errors import ByteboundError
+from bytebound_quant.errors import QuantError
 
 from bytebound_evals.cli.errors import (
     BROKEN_PIPE,
@@ -24,6 +25,7 @@ from bytebound_evals.cli.errors import (
 )
 from bytebound_evals.cli.gate import gate
 from bytebound_evals.cli.report import report
+from bytebound_evals.cli.suite import suite
 from bytebound_evals.cli.throughput import throughput
 from bytebound_evals.errors import EvalError
 
@@ -32,7 +34,7 @@ from bytebound_evals.errors import EvalError
 _PARSER_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
 # The name of a command is that of its function, "_" as "-".
-COMMANDS: list[Callable[..., int]] = [throughput, report, gate]
+COMMANDS: list[Callable[..., int]] = [suite, throughput, report, gate]
 if importlib.util.find_spec("bytebound_evals.cli.quality") is not None:
     COMMANDS += importlib.import_module("bytebound_evals.cli.quality").COMMANDS
 
@@ -87,7 +89,7 @@ def run(argv: Sequence[str]) -> int:
         _drop_output()
         complain(str(error))
         return FAILED
-    except (EvalError, ByteboundError, UsageError) as error:
+    except (EvalError, ByteboundError, QuantError, UsageError) as error:
         complain(str(error))
         return code_of(error)
     except _PARSER_ERROR as error:

@@ -14,6 +14,7 @@ from bytebound.cli.errors import (
     exit_code_of,
     one_line,
 )
+from bytebound_quant.errors import QuantError
 
 from bytebound_evals.errors import EvalError, RivalError
 
@@ -41,4 +42,4 @@ def code_of(error: Exception) -> int:
     """2 for what the user can change, 1 for what failed while it ran."""
     if isinstance(error, EvalError):
         return FAILED if isinstance(error, RivalError) else WRONG_USE
-    return exit_code_of(error)
+    return WRONG_USE if isinstance(error, QuantError) else exit_code_of(error)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from bytebound.backends import choose_backend
 from bytebound.cli.errors import UsageError
 from bytebound.errors import InvalidSettingError
 from bytebound.settings import check_cuda
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 RANDOM = "random:"
 DEFAULT_LEN = 8192
-Report = Callable[[str, Sample], None]
+Report = Callable[[str, Sample], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +234,12 @@ class Throughput:
     def _jobs(self, engine: "Engine", draft: DraftSpec) -> Iterator[_Job]:
         s = self.settings
         tokenizer = None if s.is_random else engine.tokenizer
+        backend = choose_backend(s.backend, engine.config, s.device, s.dtype).name
         common = {
             "engine": "bytebound",
             "model": s.name,
-            "backend": "cuda" if s.backend == "cuda" else "reference",
-            "dtype": _dtype_name(engine, s),
+            "backend": backend,
+            "dtype": "bfloat16" if backend == "cuda" else _dtype_name(engine, s),
             "kv_dtype": s.kv_dtype,
             "ids": "bytes" if tokenizer is None else "tokens",
             "new_tokens": s.new_tokens,
@@ -372,8 +374,6 @@ def _key(job: _Job) -> str:
 
 
 def _dtype_name(engine: "Engine", settings: Settings) -> str:
-    if settings.backend == "cuda":
-        return "bfloat16"
     if settings.dtype is not None:
         return settings.dtype
     return engine.config.dtype or "bfloat16" if settings.on_gpu else "float32"

@@ -1,0 +1,102 @@
+"""One suite: what is measured, where it is kept, and the report over it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bytebound.cli.errors import UsageError
+
+from bytebound_evals.conditions import (
+    command_record,
+    commit_record,
+    machine_record,
+    wheel_record,
+)
+from bytebound_evals.report.build import write_report
+from bytebound_evals.report.series import Source
+from bytebound_evals.results import Result, write_result
+from bytebound_evals.speed.limits import ReadBandwidth
+from bytebound_evals.speed.record import PROGRAM, speed_result
+from bytebound_evals.speed.throughput import Settings, Throughput
+from bytebound_evals.suite.forms import Calibration, Form, make_form
+from bytebound_evals.suite.quality import QualitySettings, measure_quality
+
+RESULTS = "results"
+FORMS = "forms"
+NOTE = (
+    "KL(bf16 || form) in nats over the whole vocabulary; bits per weight of the decoder's layers, "
+    "scales included; word problems greedy, thinking off, a cut reply counts as wrong."
+)
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """What one run does; None leaves a half out."""
+
+    model: str
+    folder: Path
+    speed: Settings | None
+    quality: QualitySettings | None
+    forms: tuple[Form, ...] = ()
+    made: tuple[str, ...] = ()
+    calibration: Calibration = field(default_factory=Calibration)
+    commit: str | None = None
+
+    def run(self, read: ReadBandwidth | None, say: Say) -> dict[str, Result]:
+        """Measure and keep ``results/speed.json`` and ``results/quality.json``.
+
+        Raises:
+            UsageError: nothing is left to measure.
+            EvalError, ByteboundError, QuantError: what a measurement refuses.
+        """
+        results: dict[str, Result] = {}
+        if self.quality is not None:  # the shorter half first: a mistake shows early
+            results["quality"] = self._quality(self.quality, say)
+            self._keep("quality", results)
+        if self.speed is not None:
+            run = Throughput(self.speed, read, lambda stem, sample: say(f"{stem}: {sample.line()}"))
+            results["speed"] = speed_result(run.run(), self.speed, read, self.commit)
+            self._keep("speed", results)
+        if not results:
+            raise UsageError(
+                "nothing to measure: leave --speed or --quality on; random weights have no quality"
+            )
+        return results
+
+    def report(self, results: Mapping[str, Result], others: Sequence[Source]) -> list[Path]:
+        """Write the report; returns its files.
+
+        Raises:
+            ResultError: the folder cannot be written.
+        """
+        ours = [Source(name, result) for name, result in results.items()]
+        name = Path(self.model).name
+        return write_report([*ours, *others], self.folder, f"{name}: quality and speed")
+
+    def _quality(self, settings: QualitySettings, say: Say) -> Result:
+        forms = list(self.forms)
+        for name in self.made:
+            say(f"making {name}")
+            folder = self.folder / FORMS
+            made = make_form(name, self.model, folder, self.calibration, settings.device)
+            forms.append(made)
+        metrics = measure_quality(self.model, forms, settings, say)
+        on_gpu = self.speed.on_gpu if self.speed is not None else settings.device != "cpu"
+        words = ["suite", "--model", self.model, "--out", "FOLDER"]
+        words += ["--text", settings.text.text, "--text-tokens", str(settings.text.max_tokens)]
+        words += ["--window", str(settings.text.window), "--problems", settings.problems]
+        words += ["--problem-limit", str(settings.problem_limit)]
+        for form in self.forms:
+            words += ["--form", f"{form.name}={Path(form.model).name}"]
+        return Result(
+            machine=machine_record("cuda" if on_gpu else "cpu"),
+            commit=commit_record(self.commit),
+            command=command_record(PROGRAM, words),
+            wheel=wheel_record(),
+            note=NOTE,
+            metrics=metrics,
+        )
+
+    def _keep(self, name: str, results: Mapping[str, Result]) -> None:
+        write_result(self.folder / RESULTS / f"{name}.json", results[name])
