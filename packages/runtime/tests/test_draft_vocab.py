@@ -16,7 +16,7 @@ from bytebound.cuda.loading import load_weights
 from bytebound.cuda.matrices import DenseMatrix, PackedMatrix
 from bytebound.cuda.random_weights import random_weights
 from bytebound.cuda.weights import largest_packed
-from bytebound.draft_vocab import only_ids, read_draft_vocab, tokenizer_sha256
+from bytebound.draft_vocab import only_ids, read_draft_vocab, spread, tokenizer_sha256
 from bytebound.names import resolve_model
 from bytebound.quantized import read_matrix
 from bytebound.text.tokenizer import Tokenizer, load_tokenizer
@@ -104,7 +104,9 @@ def test_what_is_no_such_file(tmp_path: Path) -> None:
 
 def test_only_some_ids() -> None:
     logits = torch.randn(2, 7)
-    kept = only_ids(logits, torch.tensor([1, 5]))
+    ids = torch.tensor([1, 5])
+    kept = only_ids(logits, ids)
+    assert torch.equal(kept, spread(logits[:, ids], ids, 7))
     assert kept[:, [1, 5]].equal(logits[:, [1, 5]])
     assert kept.isinf().sum() == 10 and kept.softmax(-1)[:, [0, 2, 3, 4, 6]].eq(0).all()
 

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from .cuda_models import FOLDERS, symmetric
 from .emulated_kernels import emulate
 
 CPU = torch.device("cpu")
-SETTLED = time.time_ns() - 3600 * 10**9
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +72,8 @@ class Load:
 
 
 def cache_of(folder: Path, config: ModelConfig, stored: StoredModel) -> PackedCache:
-    return PackedCache.of(folder, config, stored, device=CPU, dtype=torch.bfloat16)
+    seen = shard_hashes.stamps(folder.glob("*.safetensors"))
+    return PackedCache.of(folder, config, stored, seen=seen, device=CPU, dtype=torch.bfloat16)
 
 
 def same(one: ModelWeights, other: ModelWeights) -> bool:

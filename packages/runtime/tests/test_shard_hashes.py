@@ -45,6 +45,12 @@ def test_the_hash_is_that_of_the_blocks_hashes(tmp_path: Path) -> None:
     assert hash_file(path) == hashlib.sha256(b"").hexdigest()
 
 
+def test_a_link_to_nothing_has_no_stamp(files: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "broken.safetensors").symlink_to(tmp_path / "nowhere")
+    found = shard_hashes.stamps(tmp_path.glob("*.safetensors"))
+    assert sorted(found) == [file.name for file in files]
+
+
 def test_a_file_is_read_once(files: list[Path], tmp_path: Path, hashed: list[str]) -> None:
     memo = tmp_path / ".bytebound" / "hashes.json"
     first = content_hashes(files, memo)

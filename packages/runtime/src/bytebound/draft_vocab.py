@@ -65,8 +65,13 @@ def tokenizer_sha256(tokenizer: Tokenizer) -> str:
 
 def only_ids(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Return ``logits`` [..., vocab] with minus infinity for every id that is not in ``ids``."""
-    result = torch.full_like(logits, -torch.inf)
-    result[..., ids] = logits[..., ids]
+    return spread(logits[..., ids], ids, logits.shape[-1])
+
+
+def spread(logits: torch.Tensor, ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Logits [..., N] of the draft vocabulary as [..., vocab]; minus infinity for other ids."""
+    result = logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf)
+    result[..., ids] = logits
     return result
 
 

@@ -42,8 +42,12 @@ class Stamp:
 
 
 def stamps(files: Iterable[Path]) -> dict[str, Stamp]:
-    """Stamps by file name."""
-    return {file.name: Stamp.of(file) for file in files}
+    """Stamps by file name, of the files that can be looked at."""
+    found = {}
+    for file in files:
+        with contextlib.suppress(OSError):
+            found[file.name] = Stamp.of(file)
+    return found
 
 
 def content_hashes(files: Iterable[Path], memo: Path) -> dict[str, str]:

@@ -27,6 +27,7 @@ from bytebound.memory import MemoryPlan
 from bytebound.prompt_reader import PromptReader
 from bytebound.reading import Progress, read_weights
 from bytebound.settings import check_cuda_kv_dtype
+from bytebound.shard_hashes import stamps
 from bytebound.shards import StoredTensor
 from bytebound.vram import allocatable_bytes
 
@@ -76,11 +77,12 @@ def load_cuda(
     check_shape(config)
     kind = check_cuda_kv_dtype(kv_dtype, max_len)
     device = device or torch.device("cuda", torch.cuda.current_device())
+    seen = {} if folder is None else stamps(folder.glob("*.safetensors"))
     stored = None if folder is None else read_headers(folder, config)
     with_mtp = bool(config.mtp_num_hidden_layers) if stored is None else stored.with_mtp
     cache = None
     if folder is not None and stored is not None and stored.packed and use_packed_cache:
-        cache = PackedCache.of(folder, config, stored, device=device, dtype=DTYPE)
+        cache = PackedCache.of(folder, config, stored, seen=seen, device=device, dtype=DTYPE)
     found = None if cache is None else cache.find()
     memory = CudaMemory(
         config,

@@ -10,6 +10,7 @@ That it cannot be written is never an error: one line to the log, and the next l
 import hashlib
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class PackedCache:
     device: torch.device
     dtype: torch.dtype
     own_key: str  # of everything but what the files hold
-    seen: dict[str, Stamp]  # how the files looked before any of them was read
+    seen: Mapping[str, Stamp]  # how the files looked before anything of them was read
 
     @classmethod
     def of(
@@ -57,10 +58,14 @@ class PackedCache:
         config: ModelConfig,
         stored: StoredModel,
         *,
+        seen: Mapping[str, Stamp],
         device: torch.device,
         dtype: torch.dtype,
     ) -> "PackedCache":
-        """For a folder whose headers were read; nothing is looked up yet."""
+        """For a folder whose headers were read; nothing is looked up yet.
+
+        ``seen`` are the stamps of its files from before that.
+        """
         own = {
             "version": VERSION,
             "layout": PACKED_LAYOUT_VERSION,
@@ -69,7 +74,7 @@ class PackedCache:
             "config": hashlib.sha256((folder / "config.json").read_bytes()).hexdigest(),
             "fusions": repr(fusion.plan(config, stored.prefix, with_mtp=stored.with_mtp)),
         }
-        return cls(folder, stored.files, device, dtype, json.dumps(own), stamps(stored.files))
+        return cls(folder, stored.files, device, dtype, json.dumps(own), seen)
 
     @property
     def path(self) -> Path:
@@ -125,7 +130,7 @@ class PackedCache:
         try:
             self.path.parent.mkdir(exist_ok=True)
             key = self._key()
-            if stamps(self.files) != self.seen:
+            if stamps(self.files) != {file.name: self.seen.get(file.name) for file in self.files}:
                 raise OSError("the checkpoint changed while it was read")
             content = {name: _taken_apart(one) for name, one in weights.items()}
             write_packed(self.path, key, content, advance)
