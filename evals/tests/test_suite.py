@@ -1,0 +1,103 @@
+"""The whole set on the shipped model, as small as it can be."""
+
+import json
+from pathlib import Path
+
+import pytest
+from bytebound.cli.errors import UsageError
+from bytebound_evals.results import read_result
+from bytebound_evals.suite.forms import (
+    Calibration,
+    bits_per_weight,
+    calibration_sources,
+    given_forms,
+    library_text,
+    made_forms,
+)
+
+from .evals_cli import Cli, cli, refused
+
+__all__ = ["cli"]  # a fixture
+
+SMALL = ["-m", "tiny", "--device", "cpu", "--window", 64, "--text-tokens", 128]
+SMALL += ["--problem-limit", 1, "--calib-samples", 2, "--calib-window", 64]
+SMALL += ["--tokens", 4, "--samples", 1, "--depth", 16, "--draft", "none", "--draft", "mtp:2"]
+
+
+def test_one_command_measures_and_reports(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "calibration.txt"
+    text.write_text("\n".join(f"line {i} of a text about {i * i} things" for i in range(400)))
+    words = ["suite", *SMALL, "--calib", text, "--out", tmp_path / "out", "--read-gb-s", 20]
+    outcome = cli(*words)
+    assert outcome.code == 0, outcome
+    quality = read_result(tmp_path / "out" / "results" / "quality.json")
+    for form in ("rtn", "gptq_mse"):
+        assert {f"{form}.{field}" for field in ("kl", "top1", "ppl", "bits_per_weight")} <= set(
+            quality.metrics
+        )
+        assert quality.metrics[f"{form}.kl"].median > 0
+        assert 4 < quality.metrics[f"{form}.bits_per_weight"].median < 5
+    assert quality.metrics["bf16.bits_per_weight"].median > 15
+    assert "arithmetic.bf16.cut_share" in quality.metrics
+    assert quality.command.startswith("bytebound-evals suite --model tiny")
+    speed = read_result(tmp_path / "out" / "results" / "speed.json")
+    assert {"plain_16.tok_s", "prose.mtp2.tok_s", "suite.plain.tok_s"} <= speed.metrics.keys()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 4
+    assert "gptq_mse.kl" in page
+    assert "form" in outcome.out and "KL, nat" in outcome.out
+
+    # Forms that are there are used again; another result joins the report; JSON alone on stdout.
+    monkeypatch.setattr("bytebound_evals.suite.forms.calibration_sources", None)
+    again = cli(*words, "--no-speed", "--json", "--result", tmp_path / "out/results/speed.json")
+    assert again.code == 0, again
+    assert json.loads(again.out)["results"].keys() == {"quality"}
+    assert "## results/speed" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_forms_that_are_given_and_made() -> None:
+    (one,) = given_forms(["mine=some/folder"])
+    assert (one.name, one.model) == ("mine", "some/folder")
+    for words in (["mine"], ["=x"], ["x="], ["rtn=x"], ["a=x", "a=y"]):
+        with pytest.raises(UsageError, match="--form"):
+            given_forms(words)
+    assert made_forms(None) == ("rtn", "gptq_mse")
+    assert made_forms(["none"]) == ()
+    assert made_forms(["rtn", "rtn"]) == ("rtn",)
+    with pytest.raises(UsageError, match="--make"):
+        made_forms(["awq"])
+
+
+def test_calibration_text_of_the_interpreter_holds_nothing_held_out(tmp_path: Path) -> None:
+    from bytebound_quant.heldout import HeldoutDetector
+
+    text = library_text()
+    assert len(text) > 1_000_000
+    detector = HeldoutDetector()
+    detector.feed(text)
+    assert not detector.is_copy
+    (source,) = calibration_sources(Calibration(), tmp_path)
+    assert Path(source.path).read_text(encoding="utf-8") == text
+
+
+def test_bits_of_the_16_bit_model() -> None:
+    assert 16 <= bits_per_weight("tiny") < 16.5
+
+
+WRONG = {
+    "nothing": (["--no-speed", "--no-quality"], ["nothing to measure"]),
+    "form": (["--form", "x"], ["NAME=FOLDER"]),
+    "made": (["--make", "awq"], ["--make 'awq'", "rtn"]),
+    "window": (["--window", 1_000_000, "--text-tokens", 10], ["1000000"]),
+    "problems": (["--problems", "none.jsonl"], ["none.jsonl"]),
+    "result": (["--result", "none.json"], ["none.json"]),
+    "model": (["-m", "no-such-model"], ["no-such-model"]),
+}
+
+
+@pytest.mark.parametrize(("words", "said"), WRONG.values(), ids=WRONG)
+def test_wrong_use(cli: Cli, tmp_path: Path, words: list[object], said: list[str]) -> None:
+    options = [*SMALL, "--make", "none", "--no-speed", "--out", tmp_path / "out", *words]
+    refused(cli("suite", *options), *said)
