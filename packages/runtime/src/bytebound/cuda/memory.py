@@ -33,7 +33,6 @@ from bytebound.memory import (
 )
 from bytebound.quantized import PackedMatrix
 from bytebound.settings import FP8_KV_ABOVE, check_cuda_kv_dtype, cuda_problem
-from bytebound.settings import cuda_problem
 from bytebound.snapshots import snapshot_budget
 from bytebound.tensor_names import Shape
 from bytebound.vram import (
