@@ -1,4 +1,4 @@
-"""Engines for tests of quality measurements: one shared real model, and stand-ins with no weights."""
+"""Engines for tests of quality: one shared real model, and stand-ins with no weights."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

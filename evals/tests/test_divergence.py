@@ -111,6 +111,19 @@ def test_a_model_is_no_way_from_itself_and_further_from_a_disturbed_one() -> Non
     assert sum(far.window_kl) / len(far.window_kl) == pytest.approx(far.kl)
 
 
+def test_kl_by_position_counts_the_ids_in_front_of_a_target() -> None:
+    def drifting(ids: Sequence[int]) -> list[float]:
+        return [0.0, 0.0, 2.0 if len(ids) >= 128 else 0.0]
+
+    text = cut_text("made-up", [[0, 1] * 150], WindowRule(150))
+    found = compare(lambda ids: [0.0, 0.0, 0.0], drifting, text)
+    assert list(found.kl_by_position) == [0, 128]
+    assert found.kl_by_position[0] == 0
+    # Every target from 128 on differs alike, and two windows have 22 of them each.
+    assert found.kl_by_position[128] == pytest.approx(found.kl_max)
+    assert found.kl == pytest.approx(found.kl_max * 22 / 149)
+
+
 def test_vocabularies_of_different_sizes_are_refused() -> None:
     with pytest.raises(ReferenceMismatchError, match="2 logits at 3 positions, the model 3 at 3"):
         compare(always(0.5, 0.5), always(*Q_ROW))

@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ def test_blocks_of_rows_do_not_change_a_loss(monkeypatch: pytest.MonkeyPatch) ->
 def test_no_block_is_larger_than_stated() -> None:
     rows = list(logprobs.blocks(2048, 248_320))
     assert (rows[0].start, rows[-1].stop) == (0, 2048)
-    assert all(a.stop == b.start for a, b in zip(rows, rows[1:], strict=False))
+    assert all(a.stop == b.start for a, b in pairwise(rows))
     assert max(one.stop - one.start for one in rows) * 248_320 <= logprobs.BLOCK_VALUES
 
 

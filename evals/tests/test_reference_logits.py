@@ -105,7 +105,7 @@ def test_the_size_is_said_before_anything_is_written(tmp_path: Path) -> None:
 
 def test_what_cannot_fit_is_refused_and_evicts_nothing(tmp_path: Path) -> None:
     entry = make(tmp_path)
-    with pytest.raises(CacheError, match="more than the limit of 0.00 MB; measure on fewer"):
+    with pytest.raises(CacheError, match=r"more than the limit of 0\.00 MB; measure on fewer"):
         get(ReferenceCache(tmp_path, SIZE - 1), key(other=1), TableEngine(row))
     assert [one.name for one in tmp_path.iterdir()] == [entry.name]
 
@@ -155,7 +155,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
 
 def test_other_windows_are_refused_and_the_entrys_own_are_named(tmp_path: Path) -> None:
     other = cut_text("made-up", [[0, 1, 2, 0, 1, 2, 1, 1]], WindowRule(8))
-    with pytest.raises(ReferenceMismatchError, match="other windows .*window 4, stride 4"):
+    with pytest.raises(ReferenceMismatchError, match=r"other windows .*window 4, stride 4"):
         opened(make(tmp_path), other)
 
 

@@ -23,6 +23,8 @@ from bytebound_evals.windows import CutText
 
 DIRECTION = "KL(reference || model)"
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
+POSITIONS = (0, 128, 1024, 4096, 16384, 65536)
+"""Where the ranges of ``Divergence.kl_by_position`` begin."""
 
 
 class Reference(Protocol):
@@ -55,6 +57,11 @@ class Divergence:
     top1_interval: Interval | None
     kl_quantiles: dict[float, float]
     kl_max: float
+    kl_by_position: dict[int, float]
+    """Mean KL of the targets that have at least so many ids in front of them, up to the next key.
+
+    A state that drifts shows here as growth.
+    """
     model: Perplexity
     reference: Perplexity
     window_kl: tuple[float, ...]
@@ -70,6 +77,7 @@ class Divergence:
             "top1_interval": self.top1_interval,
             "kl_quantiles": {f"{share:g}": value for share, value in self.kl_quantiles.items()},
             "kl_max": self.kl_max,
+            "kl_by_position": {str(start): value for start, value in self.kl_by_position.items()},
             "ppl": self.model.ppl,
             "ppl_interval": self.model.ppl_interval,
             "reference_ppl": self.reference.ppl,
@@ -125,6 +133,7 @@ def measure_divergence(
         top1_interval=bootstrap_mean(agreed, counts),
         kl_quantiles=dict(zip(QUANTILES, _quantiles(all_kl), strict=True)),
         kl_max=float(all_kl.max()),
+        kl_by_position=_by_position(all_kl, text),
         model=summarize([one.loss for one in per_window], text),
         reference=summarize([one.reference_loss for one in per_window], text),
         window_kl=tuple(total / count for total, count in zip(kl_sums, counts, strict=True)),
@@ -157,6 +166,18 @@ def _compare(
         loss -= float(log_q.gather(1, following).sum())
         reference_loss -= float(log_p.gather(1, following).sum())
     return _WindowComparison(torch.cat(kl), agreed, loss, reference_loss)
+
+
+def _by_position(kl: torch.Tensor, text: CutText) -> dict[int, float]:
+    """``kl`` holds one value for each target of all windows, in order."""
+    ranges = [torch.arange(window.first, len(window.ids)) for window in text.windows]
+    place = torch.bucketize(torch.cat(ranges), torch.tensor(POSITIONS), right=True) - 1
+    means = {}
+    for index, start in enumerate(POSITIONS):
+        chosen = kl[place == index]
+        if len(chosen):
+            means[start] = float(chosen.mean())
+    return means
 
 
 def _quantiles(values: torch.Tensor) -> Sequence[float]:

@@ -136,6 +136,9 @@ def kl(
     metrics = divergence_metrics(called, folder, described, cut, found)
     measuring.keep(out, metrics, run, commit, NOTE)
     quantiles = ", ".join(f"{share:g}: {value:.4g}" for share, value in found.kl_quantiles.items())
+    by_position = ", ".join(
+        f"from {start:,}: {value:.4g}" for start, value in found.kl_by_position.items()
+    )
     measuring.show(
         [
             ("model", model),
@@ -143,6 +146,7 @@ def kl(
             *measuring.text_lines(cut),
             ("KL(ref || model)", measuring.with_interval(found.kl, found.kl_interval) + " nat"),
             ("KL quantiles", f"{quantiles}; largest {found.kl_max:.4g}"),
+            ("KL by position", by_position),
             ("top-1", measuring.with_interval(found.top1, found.top1_interval)),
             ("perplexity", measuring.with_interval(found.model.ppl, found.model.ppl_interval)),
             (
