@@ -143,12 +143,12 @@ def test_wrong_commands(run: Run) -> None:
 def test_a_bare_command_shows_the_help(run: Run) -> None:
     outcome = run()
     assert (outcome.code, outcome.out) == (2, "")
-    for command in ("generate", "chat", "info"):
+    for command in ("generate", "chat", "info", "diff"):
         assert command in outcome.err
     refused(run("--"), "command", "bytebound --help")
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "info"])
+@pytest.mark.parametrize("command", ["generate", "chat", "info", "diff"])
 def test_help_and_version(run: Run, command: str) -> None:
     outcome = run(command, "--help")
     assert outcome.code == 0

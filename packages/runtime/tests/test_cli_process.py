@@ -1,8 +1,10 @@
 """The command as a process of its own: signals, pipes, noise, and what ``--help`` loads."""
 
+import os
 import signal
 import subprocess
 import sys
+from typing import IO
 
 import pytest
 
@@ -20,10 +22,15 @@ def heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def endless(folders: Folders) -> subprocess.Popen[bytes]:
+def endless(folders: Folders, *more: str) -> subprocess.Popen[bytes]:
     request = ["-m", str(folders.text), "-p", "fox", "--ignore-eos", "--max-tokens", "4000"]
+    return start("generate", *request, *more)
+
+
+def start(*args: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [*COMMAND, "generate", *request],
+        [*COMMAND, *args],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         preexec_fn=heed_ctrl_c,
@@ -41,6 +48,32 @@ def test_ctrl_c_keeps_what_was_written(folders: Folders) -> None:
     assert rest.endswith(b"\n")
     (line,) = err.decode().splitlines()
     assert "end: interrupted" in line
+
+
+def test_ctrl_c_in_a_chat_ends_one_answer(folders: Folders) -> None:
+    """The conversation goes on, and the next answer comes and can be ended as well."""
+    request = ["--max-tokens", "3500", "--no-thinking"]
+    process = start("chat", "-m", str(folders.text), *request)
+    assert process.stdin and process.stdout and process.stderr
+    for message in (b"fox\n", b"dog\n"):
+        process.stdin.write(message)
+        process.stdin.flush()
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        assert b"end: interrupted" in process.stderr.readline()
+        drain(process.stdout)
+    rest, err = process.communicate(b"/system\n/exit\n", timeout=120)
+    assert process.returncode == 0
+    assert rest == b""
+    assert err.decode().splitlines() == ["system message: none"]
+
+
+def drain(pipe: IO[bytes]) -> None:
+    """Take what was written so far."""
+    os.set_blocking(pipe.fileno(), False)
+    while pipe.read(1 << 16):
+        pass
+    os.set_blocking(pipe.fileno(), True)
 
 
 def test_a_reader_that_leaves_ends_it_quietly(folders: Folders) -> None:

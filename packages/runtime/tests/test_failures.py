@@ -51,6 +51,7 @@ def fail_at(
     error: Callable[[], BaseException],
 ) -> list[int]:
     """Let the ``call``-th call of a method do its work and then fail; returns their count."""
+    executor.reset()  # so that no part of a prompt is known already
     calls: list[int] = []
     real = getattr(executor, method)
 

@@ -1,9 +1,13 @@
 """The watchdog against events of a clock that the test moves."""
 
+import statistics
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
 from bytebound import Engine, InvalidSettingError, SamplingParams, StepTimeoutError
 from bytebound.cuda.watchdog import LIMIT_S, SPIN_S, VARIABLE, Watchdog, limit_from_environment
 from bytebound.scripted import ScriptedExecutor
@@ -144,3 +148,59 @@ def test_an_engine_whose_device_hangs_answers_with_the_same_error() -> None:
     thread.start()
     thread.join(timeout=30)
     assert other == [StepTimeoutError]
+
+
+SECOND = 2_000_000_000  # cycles of a GPU, about
+
+
+@pytest.mark.gpu
+def test_a_kernel_that_takes_too_long() -> None:
+    dog, event = Watchdog(0.3), torch.cuda.Event()
+    torch.cuda._sleep(2 * SECOND)
+    event.record()
+    start = time.perf_counter()
+    with pytest.raises(StepTimeoutError):
+        dog.wait(event)
+    assert 0.3 < time.perf_counter() - start < 0.6
+    assert not event.query()
+    torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+def test_the_end_of_a_pass_is_noticed_as_soon_as_by_the_driver() -> None:
+    """Medians of many: no more than 20 microseconds later than a wait inside the driver."""
+    dog, event = Watchdog(), torch.cuda.Event()
+
+    def seconds(wait: Callable[[], object]) -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        torch.cuda._sleep(SECOND // 300)
+        event.record()
+        wait()
+        return time.perf_counter() - start
+
+    watched, driver = list[float](), list[float]()
+    for _ in range(100):  # in turns: clocks drift
+        watched.append(seconds(lambda: dog.wait(event)))
+        driver.append(seconds(event.synchronize))
+    assert statistics.median(watched) - statistics.median(driver) < 20e-6
+
+
+@pytest.mark.gpu
+def test_an_engine_on_a_gpu_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine.from_pretrained("tiny", backend="cuda", draft="none")
+    executor = engine.executor
+    monkeypatch.setattr(executor, "watchdog", Watchdog(0.3))
+    prefill = executor.prefill
+
+    def slow(*args: Any) -> torch.Tensor:
+        torch.cuda._sleep(3 * SECOND)
+        return prefill(*args)
+
+    monkeypatch.setattr(executor, "prefill", slow)
+    start = time.perf_counter()
+    for _ in range(3):
+        with pytest.raises(StepTimeoutError, match="not finished a pass"):
+            engine.generate([1, 2, 3], SamplingParams(max_tokens=3))
+    assert time.perf_counter() - start < 1.0
+    torch.cuda.synchronize()

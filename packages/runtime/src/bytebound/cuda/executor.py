@@ -15,7 +15,7 @@ from bytebound.cuda.weights import ModelWeights, largest_packed
 from bytebound.errors import ContextOverflowError
 from bytebound.executor import Observer, Snapshot
 
-PREFILL_CHUNK = 1024  # rows of a wide pass: bounds its scratch whatever the prompt's length
+PREFILL_CHUNK = 2048  # rows of a wide pass: bounds its scratch whatever the prompt's length
 # A wide pass unpacks every matrix, which takes about as long as the products of some 250 rows.
 PREFILL_FLOOR = 256
 
@@ -33,7 +33,7 @@ class CudaExecutor:
         config: ModelConfig,
         *,
         max_len: int,
-        kv_dtype: torch.dtype = torch.bfloat16,
+        kv_dtype: torch.dtype | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
         prefill_floor: int = PREFILL_FLOOR,
     ) -> None:
@@ -46,7 +46,8 @@ class CudaExecutor:
         self.epoch = 0
         self.device = weights.device
         self.last_hidden: torch.Tensor | None = None
-        self.state = SequenceState.empty(config, max_len, weights.dtype, kv_dtype, self.device)
+        kind = kv_dtype or weights.dtype
+        self.state = SequenceState.empty(config, max_len, weights.dtype, kind, self.device)
         self.snapshot_bytes = self.state.kept_bytes + config.hidden_size * weights.dtype.itemsize
         self.step = Step(
             config,
@@ -98,7 +99,9 @@ class CudaExecutor:
                 observer.observe(next_ids, hidden[: len(next_ids)])
         # A clone, so that the whole chunk is not kept alive by its last row.
         self.last_hidden = hidden[-1:].clone()
-        return self._logits(self.last_hidden)[0]
+        row = self._logits(self.last_hidden)[0]
+        self._wait()
+        return row
 
     def snapshot(self) -> Snapshot:
         """Keep the state after a prompt. See ``Executor.snapshot``."""
