@@ -107,6 +107,27 @@ def test_a_pass_that_is_not_committed_leaves_no_trace(executor: CudaExecutor) ->
     assert torch.equal(executor.verify(ids[12:14]), again)
 
 
+@torch.inference_mode()
+def test_going_back_to_a_snapshot(executor: CudaExecutor) -> None:
+    """Also with rows that wait to be taken in: they belong to what was left."""
+    ids = some_ids(60)
+    executor.prefill(ids[:25])
+    row = executor.prefill(ids[25:40])
+    snapshot = executor.snapshot()
+    expected = executor.verify(ids[40:43])
+    assert snapshot.num_bytes == executor.snapshot_bytes
+    executor.commit(2)
+    for more in (ids[50:60], []):
+        if more:
+            executor.prefill(more)
+        executor.verify([5, 6, 7])
+        executor.commit(3)
+        assert torch.equal(executor.restore(snapshot), row)
+        assert executor.position == 40
+        assert torch.equal(executor.verify(ids[40:43]), expected)
+        executor.commit(1)
+
+
 def test_greedy_with_drafts_is_plain_greedy(executor: CudaExecutor) -> None:
     config, ids = executor.config, some_ids(6)
     params = SamplingParams(max_tokens=60, ignore_eos=True)
