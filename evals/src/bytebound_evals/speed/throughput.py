@@ -198,6 +198,7 @@ class Throughput:
                     kv_dtype=s.kv_dtype,
                     draft=draft.kind if forced is None else forced,
                     num_draft_tokens=draft.count,
+                    snapshot_bytes=0,  # every run reads its whole prompt
                 )
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise UsageError(
