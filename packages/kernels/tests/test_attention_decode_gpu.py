@@ -4,7 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from bytebound_kernels import attention_decode, attention_decode_workspace_bytes
+from bytebound_kernels import (
+    argmax,
+    argmax_workspace_bytes,
+    attention_decode,
+    attention_decode_workspace_bytes,
+)
 from bytebound_kernels.ops.attention_decode import attention_decode_reference
 from bytebound_kernels.ops.attention_decode.reference import _normed, _turned
 
@@ -260,6 +265,22 @@ def test_constants_are_used(assert_close) -> None:
 
 
 @caches
+def test_as_many_rows_and_rotary_dims_as_there_can_be(cache, assert_close) -> None:
+    # More than the shared memory in which rows are made has room for; among others it has.
+    layer = Layer(BIG, 700)
+    layer.inv_freq = inv_freq_of(256, 1e4)
+    rows = layer.rows(8)
+    for position in (0, 60, 61, 690):
+        state = State.filled(cache, 4, 700, position)
+        apart = state.clone()
+        out = check(layer, rows, position, state, TOLERANCE["float16", cache], assert_close)
+        for r in range(8):
+            alone = layer.run(pick(rows, slice(r, r + 1)), position + r, apart)
+            assert same_bits(alone, out[r : r + 1]), f"row {r} at {position}"
+        assert state.same(apart)
+
+
+@caches
 @shapes
 def test_a_row_has_the_same_bits_alone_and_among_others(heads, cache) -> None:
     layer = Layer(heads, 9000)
@@ -336,6 +357,32 @@ def test_back_to_back_calls_on_one_workspace() -> None:
         for r, s, out in zip(rows, states, outs, strict=True):
             layer.launch(r, s, out)
         assert all(map(same_bits, outs, apart))
+
+
+@caches
+@pytest.mark.parametrize("count", [1, 5], ids=lambda n: f"R{n}")
+def test_the_position_may_come_from_the_kernel_right_before(cache, count) -> None:
+    # Blocks that start while that kernel runs find an older position there, or none that is valid.
+    layer = Layer(BIG, 9000)
+    whole = State.filled(cache, 4, 9000, 8500)
+    rows = layer.rows(count)
+    workspace = torch.zeros(argmax_workspace_bytes(1), dtype=torch.uint8, device="cuda")
+    out = nan(count, 24 * DH, dtype=torch.float16)
+    for position in (0, 62, 1023, 8400):
+        logits = torch.zeros(1, 9000, device="cuda")
+        logits[0, position] = 1.0
+        expected_state = whole.clone()
+        expected = layer.run(rows, position, expected_state)
+        for before in (-7, 0, position + 1, 8500, 2**31 - 1):
+            for _ in range(20):
+                state = whole.clone()
+                out.fill_(float("nan"))
+                layer.workspace.fill_(0xFF)
+                layer.position.fill_(before)
+                argmax(logits, out=layer.position, workspace=workspace)
+                layer.launch(rows, state, out)
+                assert same_bits(out, expected), f"{position}, before {before}"
+                assert state.same(expected_state), f"{position}, before {before}"
 
 
 @caches

@@ -60,58 +60,65 @@ __device__ __forceinline__ void norm_row(float (&b)[kChunk],
   }
 }
 
-// Sine and cosine of position * inv_freq. The product is rounded to float32, as the model defines
-// it; its whole turns are taken off in double, so it is exact at any position.
-struct RowTurn {
-  float sine[kChunk];
-  float cosine[kChunk];
-};
-
-__device__ __forceinline__ void set_turn(RowTurn& turn,
-                                         const float (&b_inv_freq)[kChunk],
-                                         int position) {
+// Sine and cosine of position * inv_freq, in this order. The product is rounded to float32, as the
+// model defines it; its whole turns are taken off in double, so it is exact at any position.
+__device__ __forceinline__ float2 turn_of(float inv_freq, int position) {
   constexpr double kTurnsPerRadian = 0.15915494309189533577;
-#pragma unroll
-  for (int j = 0; j < kChunk; ++j) {
-    const float angle = __fmul_rn(static_cast<float>(position), b_inv_freq[j]);
-    const double turns = __dmul_rn(static_cast<double>(angle), kTurnsPerRadian);
-    sincospif(2.0f * static_cast<float>(__dsub_rn(turns, rint(turns))), &turn.sine[j],
-              &turn.cosine[j]);
-  }
+  const float angle = __fmul_rn(static_cast<float>(position), inv_freq);
+  const double turns = __dmul_rn(static_cast<double>(angle), kTurnsPerRadian);
+  float2 turn;
+  sincospif(2.0f * static_cast<float>(__dsub_rn(turns, rint(turns))), &turn.x, &turn.y);
+  return turn;
 }
 
-// Turns dims i and i + half_rotary.
-__device__ __forceinline__ void turn_row(float (&b)[kChunk], const RowTurn& turn, int half_rotary) {
+// Turns dims i and i + half_rotary. p_turns: [half_rotary], of the row's position.
+__device__ __forceinline__ void turn_row(float (&b)[kChunk],
+                                         const float2* p_turns,
+                                         int half_rotary) {
   const int i_lane = threadIdx.x % kWarp;
   const int half_lanes = half_rotary / kChunk;
-  const int i_partner = i_lane < half_lanes ? i_lane + half_lanes : i_lane - half_lanes;
-  const float sign = i_lane < half_lanes ? -1.0f : 1.0f;
+  const bool is_lower = i_lane < half_lanes;
+  const int i_partner = is_lower ? i_lane + half_lanes : i_lane - half_lanes;
+  const float sign = is_lower ? -1.0f : 1.0f;
+  const bool turns = i_lane < 2 * half_lanes;
+  const float2* p_own = p_turns + (turns ? (is_lower ? i_lane : i_partner) * kChunk : 0);
 #pragma unroll
   for (int j = 0; j < kChunk; ++j) {
     const float partner = __shfl_sync(kAllLanes, b[j], i_partner % kWarp);
-    if (i_lane < 2 * half_lanes) {
-      b[j] = fmaf(b[j], turn.cosine[j], sign * __fmul_rn(partner, turn.sine[j]));
+    const float2 turn = p_own[j];
+    if (turns) {
+      b[j] = fmaf(b[j], turn.y, sign * __fmul_rn(partner, turn.x));
     }
   }
 }
 
+// Where a new row goes: into the cache, and into shared memory for the block itself.
+struct NewRow {
+  unsigned char* p_cache;
+  float* p_scale;  // null without scales
+  unsigned char* p_staged;
+  float* p_staged_scale;
+};
+
 template <typename T>
 __device__ __forceinline__ void append_row(const WideCache<T>& /* cache */,
                                            const float (&b)[kChunk],
-                                           unsigned char* p_head,
-                                           float* /* p_scales */,
-                                           int position) {
-  T* p_row = reinterpret_cast<T*>(p_head) + static_cast<int64_t>(position) * kHeadDim;
-  store_chunk<true>(p_row, threadIdx.x % kWarp * kChunk, kHeadDim, b);
+                                           const NewRow& to) {
+  uint4 packed;
+  packed.x = pack_pair(b[0], b[1], T{});
+  packed.y = pack_pair(b[2], b[3], T{});
+  packed.z = pack_pair(b[4], b[5], T{});
+  packed.w = pack_pair(b[6], b[7], T{});
+  const int i_lane = threadIdx.x % kWarp;
+  reinterpret_cast<uint4*>(to.p_cache)[i_lane] = packed;
+  reinterpret_cast<uint4*>(to.p_staged)[i_lane] = packed;
 }
 
 // scale = max |x| / 448, so that the largest number of the row is the largest of e4m3. A row that
 // is not finite gets a NaN scale, and zeros.
 __device__ __forceinline__ void append_row(const Float8Cache& /* cache */,
                                            const float (&b)[kChunk],
-                                           unsigned char* p_head,
-                                           float* p_scales,
-                                           int position) {
+                                           const NewRow& to) {
   constexpr float kLargest = 448.0f;
   float largest = 0.0f;
   bool finite = true;
@@ -136,10 +143,11 @@ __device__ __forceinline__ void append_row(const Float8Cache& /* cache */,
     }
   }
   const int i_lane = threadIdx.x % kWarp;
-  auto* p_row = p_head + static_cast<int64_t>(position) * kHeadDim;
-  reinterpret_cast<uint2*>(p_row)[i_lane] = make_uint2(words[0], words[1]);
+  reinterpret_cast<uint2*>(to.p_cache)[i_lane] = make_uint2(words[0], words[1]);
+  reinterpret_cast<uint2*>(to.p_staged)[i_lane] = make_uint2(words[0], words[1]);
   if (i_lane == 0) {
-    p_scales[position] = scale;
+    *to.p_scale = scale;
+    *to.p_staged_scale = scale;
   }
 }
 

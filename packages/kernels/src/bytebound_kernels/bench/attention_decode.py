@@ -17,6 +17,7 @@ _NH, _NKV, _DH, _ROTARY_DIM = 24, 4, 256, 64
 _DTYPE = "bfloat16"
 _ITEMSIZES = {"float8_e4m3fn": 1, "bfloat16": 2, "float32": 4}
 _L2_MULTIPLE = 4  # the caches of a sample are this many times the L2 before one comes again
+_MIN_CALLS = 16  # of a sample, as many as a step of the model has: a graph's start is a part of it
 
 
 class _Layer:
@@ -55,8 +56,9 @@ def _seconds_per_call(
 ) -> tuple[list[float], dict[str, Any]]:
     """Time calls whose last row sees ``length`` positions, as in the layers of one decode step."""
     num_bytes = _cache_bytes(length, cache_dtype)
-    calls = max(4, -(-_L2_MULTIPLE * device.l2_bytes // num_bytes))
-    layers = [_Layer(backend, rows, length, cache_dtype) for _ in range(calls)]
+    caches = max(4, -(-_L2_MULTIPLE * device.l2_bytes // num_bytes))
+    calls = max(_MIN_CALLS, caches)
+    layers = [_Layer(backend, rows, length, cache_dtype) for _ in range(caches)]
     p_position = backend.upload((length - rows).to_bytes(4, "little"))
     position = device_array(backend, p_position, (1,), "int32")
     workspace_bytes = attention_decode_workspace_bytes(rows, _NH, length)
@@ -65,7 +67,8 @@ def _seconds_per_call(
     )
 
     def enqueue(stream: int) -> None:
-        for layer in layers:
+        for i in range(calls):
+            layer = layers[i % caches]
             attention_decode(
                 *layer.rows,
                 position,
@@ -85,6 +88,7 @@ def _seconds_per_call(
         "NKV": _NKV,
         "DH": _DH,
         "bytes": num_bytes,
+        "caches": caches,
         "launches_per_sample": calls,
         "l2": "cold",
     }
@@ -94,7 +98,7 @@ def _seconds_per_call(
 def measure_attention_decode(
     backend: Backend, device: DeviceInfo, samples: int, read_gb_s: float
 ) -> list[Metric]:
-    """Time calls with cold caches, at 1 Ki and at 32 Ki positions.
+    """Time calls with cold caches, at 1 Ki and at 32 Ki positions, of one row and of five.
 
     Args:
         backend: where the memory comes from.
@@ -118,12 +122,14 @@ def measure_attention_decode(
         return Metric(f"{name}.percent_of_read", "%", "higher", values, 3.0, case)
 
     short = times(1, 1 << 10, "bfloat16")
+    short_rows5 = times(5, 1 << 10, "bfloat16")
     long = times(1, 32 << 10, "bfloat16")
     long_rows5 = times(5, 32 << 10, "bfloat16")
     long_fp8 = times(1, 32 << 10, "float8_e4m3fn")
     ratio = [five / one for five, one in zip(long_rows5[0], long[0], strict=True)]
     return [
         microseconds("attention_1k_bf16", short),
+        microseconds("attention_1k_bf16_rows5", short_rows5),
         microseconds("attention_32k_bf16", long),
         percent("attention_32k_bf16", long),
         Metric("attention_32k_bf16.rows5_over_rows1", "x", "lower", ratio, 3.0, long_rows5[1]),
