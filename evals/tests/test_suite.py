@@ -22,6 +22,7 @@ __all__ = ["cli"]  # a fixture
 SMALL = ["-m", "tiny", "--device", "cpu", "--window", 64, "--text-tokens", 128]
 SMALL += ["--problem-limit", 1, "--calib-samples", 2, "--calib-window", 64]
 SMALL += ["--tokens", 4, "--samples", 1, "--depth", 16, "--draft", "none", "--draft", "mtp:2"]
+SMALL += ["--prompt", "prose", "--prompt", "json"]
 
 
 def test_one_command_measures_and_reports(
@@ -89,7 +90,7 @@ def test_bits_of_the_16_bit_model() -> None:
 WRONG = {
     "nothing": (["--no-speed", "--no-quality"], ["nothing to measure"]),
     "form": (["--form", "x"], ["NAME=FOLDER"]),
-    "made": (["--make", "awq"], ["--make 'awq'", "rtn"]),
+    "made": (["--make", "awq"], ["--make", "rtn, gptq_mse, or none alone"]),
     "window": (["--window", 1_000_000, "--text-tokens", 10], ["1000000"]),
     "problems": (["--problems", "none.jsonl"], ["none.jsonl"]),
     "result": (["--result", "none.json"], ["none.json"]),

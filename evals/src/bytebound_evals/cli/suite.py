@@ -8,7 +8,7 @@ import typer
 from bytebound_evals.cli import options as opt
 from bytebound_evals.cli import speed_table
 from bytebound_evals.cli.errors import OK
-from bytebound_evals.cli.throughput import DEFAULT_DEPTHS, default_drafts
+from bytebound_evals.cli.throughput import chosen_depths, chosen_prompts, default_drafts
 
 if TYPE_CHECKING:
     from bytebound_evals.results import Result
@@ -84,6 +84,10 @@ def suite(
         list[int] | None,
         typer.Option(metavar="N", help="As for throughput.", rich_help_panel=_SPEED),
     ] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="As for throughput.", rich_help_panel=_SPEED),
+    ] = None,
     tokens: Annotated[
         int, typer.Option(metavar="N", help="New tokens of a run.", rich_help_panel=_SPEED)
     ] = 64,
@@ -120,7 +124,6 @@ def suite(
     from bytebound_evals.report.build import read_sources
     from bytebound_evals.speed.drafts import DraftSpec
     from bytebound_evals.speed.limits import read_bandwidth
-    from bytebound_evals.speed.prompts import speed_prompts
     from bytebound_evals.speed.throughput import Settings
     from bytebound_evals.suite.forms import Calibration, given_forms, made_forms
     from bytebound_evals.suite.quality import QualitySettings
@@ -132,8 +135,8 @@ def suite(
         device=device,
         dtype=dtype,
         drafts=tuple(map(DraftSpec.parse, draft or default_drafts(model))),
-        prompts=tuple(speed_prompts()),
-        depths=DEFAULT_DEPTHS if depth is None else tuple(depth),
+        prompts=chosen_prompts(prompt),
+        depths=chosen_depths(depth),
         new_tokens=tokens,
         samples=samples,
     )

@@ -1,13 +1,16 @@
 """``bytebound-evals throughput``: prefill and decode, at depths and per prompt, for every draft."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bytebound_evals.cli import options as opt
 from bytebound_evals.cli.errors import OK
 from bytebound_evals.speed.drafts import DraftSpec
+
+if TYPE_CHECKING:
+    from bytebound_evals.speed.prompts import Prompt
 
 DEFAULT_DRAFTS = ("none", "ngram:4", "mtp:2", "mtp:4")
 DEFAULT_RANDOM_DRAFTS = ("none", "mtp:4", "forced:4@0.5", "forced:4@0.7", "forced:4@0.9")
@@ -80,7 +83,6 @@ def throughput(
 
     from bytebound_evals.results import write_result
     from bytebound_evals.speed.limits import read_bandwidth
-    from bytebound_evals.speed.prompts import speed_prompts
     from bytebound_evals.speed.record import speed_result
     from bytebound_evals.speed.throughput import Settings, Throughput
 
@@ -92,8 +94,8 @@ def throughput(
         kv_dtype=kv_dtype,
         max_len=max_len,
         drafts=tuple(map(DraftSpec.parse, draft or default_drafts(model))),
-        prompts=() if prompt == ["none"] else tuple(speed_prompts(prompt)),
-        depths=() if depth == [0] else tuple(DEFAULT_DEPTHS if depth is None else depth),
+        prompts=chosen_prompts(prompt),
+        depths=chosen_depths(depth),
         new_tokens=tokens,
         samples=samples,
         stop_at_end=stop_at_end,
@@ -110,6 +112,18 @@ def throughput(
 
         show(result)
     return OK
+
+
+def chosen_prompts(names: list[str] | None) -> "tuple[Prompt, ...]":
+    """All prompts by default; "none" alone is none."""
+    from bytebound_evals.speed.prompts import speed_prompts
+
+    return () if names == ["none"] else tuple(speed_prompts(names))
+
+
+def chosen_depths(depths: list[int] | None) -> tuple[int, ...]:
+    """The usual ones by default; 0 alone is none."""
+    return () if depths == [0] else tuple(DEFAULT_DEPTHS if depths is None else depths)
 
 
 def default_drafts(model: str) -> tuple[str, ...]:
