@@ -153,6 +153,12 @@ W4 = ("gate_up", "down", "in_proj", "out_proj", "lm_head")
 FIXED_NAMES = {
     *(f"w4.{matrix}.percent_of_read" for matrix in W4),
     *(f"w4.{matrix}.rows5_over_rows1" for matrix in W4),
+    *(
+        f"w4.{matrix}{dtype}.rows{r}.us"
+        for matrix in W4
+        for dtype in ("", ".bfloat16")
+        for r in (1, 5)
+    ),
     "gdn_step.over_state_traffic",
     "attention_32k_bf16.percent_of_read",
 }

@@ -6,13 +6,24 @@ graphs. It shows its buffers to the ops as bare device arrays, of any dtype.
 
 import ctypes
 import importlib
+import random
+import struct
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Protocol
 
 from bytebound_kernels.errors import KernelError
 
-__all__ = ["Backend", "BenchError", "DeviceArray", "device_array", "find_backend"]
+__all__ = [
+    "Backend",
+    "BenchError",
+    "DeviceArray",
+    "device_array",
+    "find_backend",
+    "random_activations",
+]
 
 # A value whose bytes, repeated, make an ordinary number of every dtype: 1.06, 0.0115, 0.0115.
 _FILL_BYTE = 0x3C
@@ -202,3 +213,19 @@ def find_backend() -> Backend:
 def device_array(backend: Backend, pointer: int, shape: tuple[int, ...], dtype: str) -> DeviceArray:
     """Show memory of a backend as an array."""
     return DeviceArray(pointer, shape, dtype, _Device("cuda", backend.device))
+
+
+def random_activations(backend: Backend, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+    """Upload normal numbers of standard deviation 0.01, from a fixed seed, in float16 or bfloat16.
+
+    Random bits, because a constant switches fewer of a multiplier's and draws less power; small,
+    because the products with the benchmark's large weights must stay within float16.
+    """
+    draw = random.Random(0)
+    values = [draw.gauss(0.0, 0.01) for _ in range(prod(shape))]
+    if dtype == "float16":
+        content = struct.pack(f"={len(values)}e", *values)
+    else:  # the upper half of float32
+        words = array("I", array("f", values).tobytes())
+        content = array("H", (word >> 16 for word in words)).tobytes()
+    return device_array(backend, backend.upload(content), shape, dtype)

@@ -19,31 +19,47 @@ from bytebound_kernels.ops.w4_unpack import w4_unpack
 __all__ = ["measure_w4_matmul"]
 
 _MATRICES = (("gate_up", 34816, 5120), ("down", 5120, 17408))
-_ROWS = (17, 32, 64, 128, 256, 512, 2048, 8192)
+_ROWS = {  # of each type of the activations
+    torch.float16: (17, 32, 64, 128, 256, 512, 2048, 8192),
+    torch.bfloat16: (17, 2048),
+}
 _WEIGHTS = 8  # distinct ones: 375 MB, far more than an L2 holds
 _FILL = 0x3C  # scales of 1.06, codes of 12 and 3
 
 
 def measure_w4_matmul(samples: int) -> list[Metric]:
-    """Time one product, from a graph of several over distinct weights."""
-    return [metric for name, n, k in _MATRICES for metric in _measure(name, n, k, samples)]
+    """Time one product, from a graph of several over distinct weights.
+
+    Activations, and what the matrix is unpacked to, are float16 where the name does not say
+    bfloat16.
+    """
+    return [
+        metric
+        for name, n, k in _MATRICES
+        for dtype in _ROWS
+        for metric in _measure(name, n, k, dtype, samples)
+    ]
 
 
-def _measure(name: str, n: int, k: int, samples: int) -> list[Metric]:
+def _measure(name: str, n: int, k: int, dtype: torch.dtype, samples: int) -> list[Metric]:
     size = w4_packed_bytes(n, k)
     data = torch.full((_WEIGHTS, size), _FILL, dtype=torch.uint8, device="cuda")
     weights = [PackedW4(row, n, k) for row in data]
     workspace_bytes = w4_matmul_workspace_bytes(torch.cuda.current_device())
     workspace = torch.full((workspace_bytes,), 255, dtype=torch.uint8, device="cuda")
-    scratch = torch.empty(n, k, dtype=torch.float16, device="cuda")
+    scratch = torch.empty(n, k, dtype=dtype, device="cuda")
     generator = torch.Generator("cuda").manual_seed(0)
-    all_x = torch.randn(max(_ROWS), k, generator=generator, device="cuda").half() * 0.01
-    all_out = torch.empty(max(_ROWS), n, dtype=torch.float16, device="cuda")
+    most = max(_ROWS[dtype])
+    all_x = (torch.randn(most, k, generator=generator, device="cuda") * 0.01).to(dtype)
+    all_out = torch.empty(most, n, dtype=dtype, device="cuda")
 
-    case: dict[str, Any] = {"n": n, "k": k, "dtype": "float16", "bytes": size, "l2": "cold"}
+    dtype_name = str(dtype).removeprefix("torch.")
+    if dtype != torch.float16:
+        name = f"{name}.{dtype_name}"
+    case: dict[str, Any] = {"n": n, "k": k, "dtype": dtype_name, "bytes": size, "l2": "cold"}
     unpack = [partial(w4_unpack, w, out=scratch) for w in weights]
     metrics = [_metric(f"w4_unpack.{name}.us", unpack, samples, case)]
-    for rows in _ROWS:
+    for rows in _ROWS[dtype]:
         x, out = all_x[:rows], all_out[:rows]
 
         def product(w: PackedW4, x: torch.Tensor = x, out: torch.Tensor = out) -> None:

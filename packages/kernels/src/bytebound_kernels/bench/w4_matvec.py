@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from bytebound_kernels._device import DeviceInfo
 from bytebound_kernels._matvec import matvec_workspace_bytes
-from bytebound_kernels.bench.memory import Backend, device_array
+from bytebound_kernels.bench.memory import Backend, device_array, random_activations
 from bytebound_kernels.bench.report import Metric
 from bytebound_kernels.ops.w4_matvec import PackedW4, w4_matvec, w4_packed_bytes
 
@@ -13,7 +13,7 @@ __all__ = ["measure_w4_matvec"]
 
 _ALIGNMENT = 256  # bytes
 _ARENA_BYTES = 2 << 30  # distinct weights, far more than an L2 holds
-_ROWS = (1, 5, 8)
+_ROWS = {"float16": (1, 5, 8), "bfloat16": (1, 5)}  # of each type of the activations
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ def measure_w4_matvec(
     """Time each matrix in a graph of back-to-back calls over distinct weights.
 
     The time of a call is that of a sample divided by its calls: it includes the hand-over from one
-    call to the next, as a decode step has it. The bytes are those of the weights.
+    call to the next, as a decode step has it. The bytes are those of the weights. Activations are
+    float16 where the name does not say bfloat16.
     """
     arena = backend.allocate(_ARENA_BYTES)
     workspace_bytes = matvec_workspace_bytes(device.index)
@@ -52,17 +53,24 @@ def measure_w4_matvec(
     )
     metrics = []
     for matrix in _MATRICES:
-        of_rows = [
-            _measure(backend, matrix, rows, arena, workspace, samples, read_gb_s) for rows in _ROWS
-        ]
-        metrics += [metric for pair in of_rows for metric in pair]
-        metrics.append(_ratio(matrix, of_rows[1][0], of_rows[0][0]))
+        for dtype, all_rows in _ROWS.items():
+            of_rows = [
+                _measure(backend, matrix, dtype, rows, arena, workspace, samples, read_gb_s)
+                for rows in all_rows
+            ]
+            metrics += [metric for pair in of_rows for metric in pair]
+            metrics.append(_ratio(_name(matrix, dtype), of_rows[1][0], of_rows[0][0]))
     return metrics
+
+
+def _name(matrix: _Matrix, dtype: str) -> str:
+    return f"w4.{matrix.name}" + ("" if dtype == "float16" else f".{dtype}")
 
 
 def _measure(
     backend: Backend,
     matrix: _Matrix,
+    dtype: str,
     rows: int,
     arena: int,
     workspace: object,
@@ -81,10 +89,10 @@ def _measure(
         )
         for i in range(calls)
     ]
-    x = device_array(backend, backend.allocate(rows * matrix.k * 2), (rows, matrix.k), "float16")
-    dtype, itemsize = ("float32", 4) if matrix.float_out else ("float16", 2)
+    x = random_activations(backend, (rows, matrix.k), dtype)
+    out_dtype, itemsize = ("float32", 4) if matrix.float_out else (dtype, 2)
     out_memory = backend.allocate(rows * matrix.n * itemsize)
-    out = device_array(backend, out_memory, (rows, matrix.n), dtype)
+    out = device_array(backend, out_memory, (rows, matrix.n), out_dtype)
 
     def enqueue(stream: int) -> None:
         for weight in weights:
@@ -95,16 +103,17 @@ def _measure(
         "rows": rows,
         "n": 2 * matrix.n if matrix.interleaved else matrix.n,
         "k": matrix.k,
+        "dtype": dtype,
         "bytes": size,
         "calls_per_sample": calls,
         "l2": "cold",
     }
-    name = f"w4.{matrix.name}.rows{rows}"
+    name = _name(matrix, dtype)
     percent = [size / s / 1e9 / read_gb_s * 100 for s in seconds]
     return (
-        Metric(f"{name}.us", "us", "lower", [s * 1e6 for s in seconds], 3.0, case),
+        Metric(f"{name}.rows{rows}.us", "us", "lower", [s * 1e6 for s in seconds], 3.0, case),
         Metric(
-            f"w4.{matrix.name}.percent_of_read" if rows == 1 else f"{name}.percent_of_read",
+            f"{name}.percent_of_read" if rows == 1 else f"{name}.rows{rows}.percent_of_read",
             "%",
             "higher",
             percent,
@@ -114,6 +123,6 @@ def _measure(
     )
 
 
-def _ratio(matrix: _Matrix, five: Metric, one: Metric) -> Metric:
+def _ratio(name: str, five: Metric, one: Metric) -> Metric:
     ratios = [a / b for a, b in zip(five.samples, one.samples, strict=True)]
-    return Metric(f"w4.{matrix.name}.rows5_over_rows1", "ratio", "lower", ratios, 3.0, {"bytes": 0})
+    return Metric(f"{name}.rows5_over_rows1", "ratio", "lower", ratios, 3.0, {"bytes": 0})
