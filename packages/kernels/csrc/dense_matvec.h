@@ -28,6 +28,7 @@ struct DenseMatvecParams {
   DType x_dtype;      // kFloat16 or kBFloat16
   bool float_out;
   MatvecEpilogue epilogue;
+  float scale;  // of the finished product, before the residual (matvec.h)
   int device;
 };
 

@@ -6,10 +6,14 @@
 namespace bytebound {
 
 // What happens to the finished sums. The numbers are part of the ABI.
+//
+// `scale` is applied in float32 before a residual is added and before the result is rounded. With
+// it a caller keeps a wide float16 intermediate (SwiGLU's product) in range by an exact power of
+// two, and takes that off again in the next product.
 enum class MatvecEpilogue : int {
-  kStore = 0,        // out = y
-  kAddResidual = 1,  // out = residual + y
-  kSwiGlu = 2,       // out[i] = silu(gate[i]) * up[i], of a matrix whose rows interleave the two
+  kStore = 0,        // out = scale * y
+  kAddResidual = 1,  // out = residual + scale * y
+  kSwiGlu = 2,       // out[i] = scale * silu(gate[i]) * up[i], of rows that interleave the two
 };
 
 constexpr int kMatvecRows = 8;   // activation rows of one launch

@@ -80,6 +80,7 @@ struct Task {
   bool float_out;
   bool vector;  // rows of out and residual are 16-byte aligned
   MatvecEpilogue epilogue;
+  float scale;
 };
 
 // The units of one block, in the order in which it takes them: first the beginning of a tile that
@@ -368,13 +369,17 @@ __device__ __forceinline__ void put_chunk(const Task& task,
                                           int i_row,
                                           int i_feature,
                                           float (&b)[kChunk]) {
+#pragma unroll
+  for (int j = 0; j < kChunk; ++j) {
+    b[j] = __fmul_rn(b[j], task.scale);  // no fma with what comes next, in any instance
+  }
   if (task.epilogue == MatvecEpilogue::kAddResidual) {
     const auto* p_row = static_cast<const Out*>(task.p_residual) + i_row * task.residual_row_stride;
     float b_residual[kChunk];
     load_chunk<kVector>(p_row, i_feature, task.n, b_residual);
 #pragma unroll
     for (int j = 0; j < kChunk; ++j) {
-      b[j] += b_residual[j];
+      b[j] = __fadd_rn(b[j], b_residual[j]);
     }
   }
   store_chunk<kVector>(static_cast<Out*>(task.p_out) + i_row * task.out_row_stride, i_feature,
@@ -555,6 +560,7 @@ Status run(const W4MatmulParams& p, void* stream) {
                 (p.epilogue != MatvecEpilogue::kAddResidual ||
                  is_vector(p.residual, p.residual_row_stride, p.float_out));
   task.epilogue = p.epilogue;
+  task.scale = p.scale;
   LaunchOptions options;
   options.overlap_previous = true;
   options.shared_bytes = S::kSharedBytes;

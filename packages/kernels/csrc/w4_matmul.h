@@ -27,6 +27,7 @@ struct W4MatmulParams {
   bool asymmetric;
   bool float_out;
   MatvecEpilogue epilogue;
+  float scale;  // of the finished product, before the residual (matvec.h)
   int device;
 };
 
@@ -39,7 +40,8 @@ constexpr std::int64_t w4_matmul_workspace_bytes(std::int64_t num_sms) {
   return num_sms * (kMatmulPartBytes + kMatmulBlocksPerSm * 4);
 }
 
-// y[m, i] = sum_k x[m, k] * scale[i, k / 128] * (q[i, k] - zero[i, k / 128]), zero = 8 if symmetric
+// y[m, i] = sum_k x[m, k] * scales[i, k / 128] * (q[i, k] - zero[i, k / 128]), then the epilogue;
+// zero = 8 if symmetric
 //
 // Enqueues one kernel and returns: no allocation, no synchronisation, legal under stream capture.
 // It may start while the previous kernel of the stream runs, and loads its first weights meanwhile.

@@ -27,10 +27,12 @@ struct W4MatvecParams {
   bool asymmetric;
   bool float_out;
   MatvecEpilogue epilogue;
+  float scale;  // of the finished product, before the residual (matvec.h)
   int device;
 };
 
-// y[r, i] = sum_k x[r, k] * scale[i, k / 128] * (q[i, k] - zero[i, k / 128]), zero = 8 if symmetric
+// y[r, i] = sum_k x[r, k] * scales[i, k / 128] * (q[i, k] - zero[i, k / 128]), then the epilogue;
+// zero = 8 if symmetric
 //
 // Enqueues one kernel and returns: no allocation, no synchronisation, legal under stream capture.
 // It may start while the previous kernel of the stream runs, and loads its first weights meanwhile.

@@ -1,5 +1,6 @@
 """What dense_matvec refuses, and what it hands to the kernel: no memory is touched."""
 
+import re
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ R, N, K = 3, 50, 128
 FAR = 1 << 24  # an address that no other fake tensor reaches
 BLOCKS = 2 * 132  # what the pretended card runs at once
 WORKSPACE = BLOCKS * 64 * 8 * 4
+SCALE = float.fromhex("0x1.99999ap-4")  # 0.1 as float32
 
 
 def arguments(fake: Any, **changes: dict[str, Any]) -> dict[str, Any]:
@@ -111,6 +113,16 @@ def test_up_and_residual_exclude_each_other(fake: Any) -> None:
         call(arguments(fake), residual=residual)
 
 
+@pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf"), 1e-60, 1e60, True, "2"])
+def test_a_scale_that_float32_does_not_hold_above_0_is_refused(
+    fake: Any, no_cuda: str, scale: Any
+) -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=re.escape(f"dense_matvec: scale is {scale!r}; expected a ")
+    ):
+        call(arguments(fake), scale=scale)
+
+
 def test_without_cuda_the_reason_is_given(fake: Any, no_cuda: str) -> None:
     with pytest.raises(CudaUnavailableError, match=f"dense_matvec: .*{no_cuda}"):
         call(arguments(fake))
@@ -174,7 +186,7 @@ def test_what_reaches_the_kernel(fake: Any, launches: list[tuple[Any, Any]]) -> 
         up={"strides": (3 * K, 1), "dtype": "torch.bfloat16"},
         out={"dtype": "torch.float32", "strides": (64, 1)},
     )
-    assert call(tensors, stream=5) is tensors["out"]
+    assert call(tensors, scale=0.1, stream=5) is tensors["out"]
     sizes = {
         "weight_row_stride": 2 * K,
         "up_row_stride": 3 * K,
@@ -188,6 +200,7 @@ def test_what_reaches_the_kernel(fake: Any, launches: list[tuple[Any, Any]]) -> 
         "x_dtype": 1,
         "float_out": True,
         "epilogue": 2,
+        "scale": SCALE,
         "device": 0,
         "stream": 5,
     }
@@ -203,7 +216,7 @@ def test_a_residual_in_place(fake: Any, launches: list[tuple[Any, Any]]) -> None
     assert pointers == (FAR, 0, 1 << 20, 2 * FAR, 2 * FAR, 3 * FAR)
     assert (sizes["out_row_stride"], sizes["residual_row_stride"]) == (N + 6, N + 6)
     assert (sizes["epilogue"], sizes["num_blocks"], sizes["x_dtype"]) == (1, 7, 0)
-    assert not sizes["float_out"] and sizes["up_row_stride"] == 0
+    assert not sizes["float_out"] and sizes["up_row_stride"] == 0 and sizes["scale"] == 1
 
 
 def test_one_row_may_lie_at_any_distance(fake: Any, launches: list[tuple[Any, Any]]) -> None:

@@ -29,6 +29,8 @@ SHAPES = [
 ROWS = [1, 2, 3, 5, 8, 9, 16]
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
+# Powers of two, which are exact, and another one.
+scales = pytest.mark.parametrize("scale", [2.0**-9, 4.0, 0.3])
 shapes = pytest.mark.parametrize(("n", "k"), SHAPES, ids=lambda size: str(size))
 
 
@@ -123,10 +125,40 @@ def test_residual(run, workspace, n, k, dtype, float_out, assert_close) -> None:
     assert same_bits(residual, out), "in place"
 
 
+@scales
+@pytest.mark.parametrize("epilogue", ["store", "residual", "swiglu"])
+@pytest.mark.parametrize(("n", "k"), [(77, 192), (1000, 5120)], ids=lambda size: str(size))
+@dtypes
+def test_scale_multiplies_the_float32_product(
+    run, n, k, dtype, epilogue, scale, assert_close
+) -> None:
+    x, weight = random((9, k), dtype), matrix(n, k, dtype)
+    up = {"up": matrix(n, k, dtype, seed=2)} if epilogue == "swiglu" else {}
+    product = run(x, weight, "float32", **up) * torch.tensor(scale, device="cuda")
+    for kind in ("float32", dtype):
+        more = {"residual": random((9, n), kind, seed=2)} if epilogue == "residual" else up
+        expected = product + more["residual"].float() if epilogue == "residual" else product
+        out = run(x, weight, kind, scale=scale, **more)
+        assert same_bits(out, expected.to(out.dtype)), kind
+        reference = dense_matvec_reference(x, weight, scale=scale, **more)
+        assert_close(f"out in {kind}", reference, out, TOLERANCE[kind])
+
+
+def test_a_power_of_two_keeps_swiglu_within_float16(run, assert_close) -> None:
+    gate, up = matrix(640, 1280, "float16"), matrix(640, 1280, "float16", seed=2)
+    down, x = matrix(320, 640, "float16", seed=3), random((5, 1280), "float16", scale=500.0)
+    assert run(x, gate, up=up).isinf().any(), "without it the product overflows"
+    hidden = run(x, gate, up=up, scale=2.0**-10)
+    out = run(hidden, down, "float32", scale=2.0**10)
+    expected = dense_matvec_reference(dense_matvec_reference(x, gate, up=up), down)
+    assert_close("out", expected, out, TOLERANCE["float16"])
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
 @pytest.mark.parametrize("epilogue", ["store", "residual", "swiglu"])
 @shapes
 @dtypes
-def test_a_row_has_the_same_bits_alone_and_among_others(run, n, k, dtype, epilogue) -> None:
+def test_a_row_has_the_same_bits_alone_and_among_others(run, n, k, dtype, epilogue, scale) -> None:
     x, weight = random((16, k), dtype), matrix(n, k, dtype)
     residual = random((16, n), "float32", seed=2)
 
@@ -136,7 +168,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(run, n, k, dtype, epilog
             more = {"residual": residual[rows]}
         elif epilogue == "swiglu":
             more = {"up": weight}
-        return run(x[rows], weight, "float32", **more)
+        return run(x[rows], weight, "float32", scale=scale, **more)
 
     together = part(slice(0, 16))
     for first, num_rows in [*((i, 1) for i in range(0, 16, 3)), (2, 2), (3, 5), (8, 8), (4, 11)]:

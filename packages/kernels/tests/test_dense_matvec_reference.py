@@ -21,6 +21,11 @@ def test_by_hand() -> None:
     assert torch.equal(dense_matvec_reference(x, weight, residual=residual), out + 10)
     gated = dense_matvec_reference(x, weight, up=2 * weight)
     torch.testing.assert_close(gated, out / (1 + torch.exp(-out)) * 2 * out)
+    assert torch.equal(dense_matvec_reference(x, weight, scale=0.25), out / 4)
+    assert torch.equal(
+        dense_matvec_reference(x, weight, residual=residual, scale=0.5), 10 + out / 2
+    )
+    assert torch.equal(dense_matvec_reference(x, weight, up=2 * weight, scale=0.5), gated / 2)
 
 
 def test_agrees_with_the_mlp_of_the_reference_model() -> None:

@@ -1,5 +1,6 @@
 """What w4_matmul and w4_unpack refuse, before any launch, and what they hand over; no GPU."""
 
+import re
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from bytebound_kernels import (
 
 N, K, M = 96, 256, 70
 SCRATCH = 132 * (65536 + 16)
+SCALE = float.fromhex("0x1.99999ap-4")  # 0.1 as float32
 
 
 def weight_of(fake, **fields: Any) -> PackedW4:
@@ -140,6 +142,15 @@ def test_refuses_a_residual_with_an_interleaved_weight(fake) -> None:
         call(fake, packed={"interleaved": True}, residual=fake((M, N), pointer=6 << 30))
 
 
+@pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf"), 1e-60, 1e60, True, "2"])
+@pytest.mark.usefixtures("pretend_h200")
+def test_refuses_a_scale_that_float32_does_not_hold_above_0(fake, scale) -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=re.escape(f"w4_matmul: scale is {scale!r}; expected a ")
+    ):
+        call(fake, scale=scale)
+
+
 def test_without_cuda_the_reason_is_told(fake, no_cuda) -> None:
     with pytest.raises(CudaUnavailableError, match=no_cuda):
         call(fake)
@@ -151,7 +162,7 @@ def test_launches_with_what_was_given(fake, seen) -> None:
     out = fake((M, N), "torch.float32", strides=(128, 1), pointer=4 << 30)
     x = fake((M, K), "torch.bfloat16", strides=(512, 1), pointer=3 << 30)
     packed = {"asymmetric": True, "scale_dtype": "bfloat16"}
-    assert call(fake, packed=packed, x=x, out=out, residual=out, stream=11) is out
+    assert call(fake, packed=packed, x=x, out=out, residual=out, scale=0.1, stream=11) is out
     assert seen == {
         "pointers": (2 << 30, 3 << 30, 4 << 30, 4 << 30, 5 << 30),
         "x_row_stride": 512,
@@ -166,11 +177,12 @@ def test_launches_with_what_was_given(fake, seen) -> None:
         "asymmetric": True,
         "float_out": True,
         "epilogue": 1,
+        "scale": SCALE,
         "device": 0,
         "stream": 11,
     }
     call(fake, packed={"interleaved": True})
-    assert seen["epilogue"] == 2
+    assert (seen["epilogue"], seen["scale"]) == (2, 1.0)
 
 
 @pytest.mark.usefixtures("pretend_cuda")

@@ -20,6 +20,8 @@ ROWS = [1, 9, 17, 32, 33, 63, 64, 65, 200, 513]
 
 dtypes = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 schemes = pytest.mark.parametrize("asymmetric", [False, True], ids=["symmetric", "asymmetric"])
+# Powers of two, which are exact, and another one.
+scales = pytest.mark.parametrize("scale", [2.0**-9, 4.0, 0.3])
 shapes = pytest.mark.parametrize(("n", "k"), SHAPES, ids=lambda v: str(v))
 
 
@@ -118,6 +120,58 @@ def test_residual(dtype, n, rows, out_dtype, in_place, workspace, assert_close) 
     out = residual if in_place else poisoned(rows, n, kind)
     w4_matmul(x, weight, out=out, residual=residual, workspace=workspace)
     assert_close("out", expected, out, TOLERANCE[kind])
+
+
+@scales
+@pytest.mark.parametrize("interleaved", [False, True], ids=["plain", "swiglu"])
+@pytest.mark.parametrize("rows", [17, 64, 129], ids=lambda r: f"M{r}")
+@pytest.mark.parametrize("n", [1000, 1003], ids=lambda n: f"N{n}")
+@dtypes
+def test_scale_multiplies_the_float32_result(
+    dtype, n, rows, interleaved, scale, workspace, assert_close
+) -> None:
+    weight = weight_of(n, 1280, interleaved=interleaved)
+    x, wide = activations(rows, 1280, dtype), poisoned(rows, n, "float32")
+    w4_matmul(x, weight, out=wide, workspace=workspace)
+    expected = wide * torch.tensor(scale, device="cuda")
+    reference = w4_matmul_reference(x, weight, scale=scale)
+    for kind in ("float32", dtype):
+        out = poisoned(rows, n, kind)
+        w4_matmul(x, weight, out=out, workspace=workspace, scale=scale)
+        assert same_bits(out, expected.to(out.dtype)), kind
+        assert_close(f"out in {kind}", reference, out, TOLERANCE[kind])
+
+
+@scales
+@pytest.mark.parametrize("out_dtype", ["same", "float32"])
+@pytest.mark.parametrize("rows", [17, 64, 129], ids=lambda r: f"M{r}")
+@pytest.mark.parametrize("n", [1000, 1003], ids=lambda n: f"N{n}")
+@dtypes
+def test_scale_comes_before_the_residual(
+    dtype, n, rows, out_dtype, scale, workspace, assert_close
+) -> None:
+    kind = dtype if out_dtype == "same" else out_dtype
+    weight, x = weight_of(n, 1280), activations(rows, 1280, dtype)
+    wide, out = poisoned(rows, n, "float32"), activations(rows, n, kind, seed=3)
+    w4_matmul(x, weight, out=wide, workspace=workspace)
+    expected = (wide * torch.tensor(scale, device="cuda") + out.float()).to(out.dtype)
+    reference = w4_matmul_reference(x, weight, residual=out, scale=scale)
+    w4_matmul(x, weight, out=out, residual=out, workspace=workspace, scale=scale)
+    assert same_bits(out, expected)
+    assert_close("out", reference, out, TOLERANCE[kind])
+
+
+@pytest.mark.parametrize("rows", [20, 64, 200], ids=lambda r: f"M{r}")
+def test_a_power_of_two_keeps_swiglu_within_float16(rows, workspace, assert_close) -> None:
+    gate_up, down = weight_of(640, 1280, interleaved=True), weight_of(320, 640)
+    x = activations(rows, 1280, "float16") * 200
+    hidden, out = poisoned(rows, 640, "float16"), poisoned(rows, 320, "float32")
+    w4_matmul(x, gate_up, out=hidden, workspace=workspace)
+    assert hidden.isinf().any(), "without it the product overflows"
+    w4_matmul(x, gate_up, out=hidden, workspace=workspace, scale=2.0**-10)
+    w4_matmul(hidden, down, out=out, workspace=workspace, scale=2.0**10)
+    expected = w4_matmul_reference(w4_matmul_reference(x, gate_up), down)
+    assert_close("out", expected, out, TOLERANCE["float16"])
 
 
 @pytest.mark.parametrize("rows", [20, 64, 200], ids=lambda r: f"M{r}")

@@ -44,3 +44,14 @@ def test_an_interleaved_matrix_unpacks_to_gate_and_up(n) -> None:
     y_gate, y_up = (x @ matrix.T).chunk(2, -1)
     expected = torch.nn.functional.silu(y_gate) * y_up
     torch.testing.assert_close(w4_matmul_reference(x, weight), expected)
+    torch.testing.assert_close(w4_matmul_reference(x, weight, scale=0.25), expected / 4)
+
+
+def test_scale_is_of_the_product_alone() -> None:
+    codes, scale, zero = stored(77, 1)
+    weight = PackedW4(pack_reference(codes, scale, zero), 77, K, asymmetric=True)
+    x = torch.randn((5, K), generator=torch.Generator().manual_seed(3)).double()
+    residual = torch.full((5, 77), 10.0)
+    expected = 10 + 0.25 * (x @ plain(codes, scale, zero).T)
+    out = w4_matmul_reference(x, weight, residual=residual, scale=0.25)
+    torch.testing.assert_close(out, expected)

@@ -1,5 +1,6 @@
 """What the four-bit ops refuse, before any launch; no GPU."""
 
+import re
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from bytebound_kernels import (
 
 N, K, R = 96, 256, 3
 SCRATCH = 2 * 132 * 64 * 8 * 4
+SCALE = float.fromhex("0x1.99999ap-4")  # 0.1 as float32
 
 
 def call(fake, *, packed: dict[str, Any] | None = None, **changes: Any) -> Any:
@@ -154,6 +156,15 @@ def test_refuses_more_blocks_than_run_at_once(fake, num_blocks) -> None:
         call(fake, num_blocks=num_blocks)
 
 
+@pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf"), 1e-60, 1e60, True, "2"])
+@pytest.mark.usefixtures("pretend_h200")
+def test_refuses_a_scale_that_float32_does_not_hold_above_0(fake, scale) -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=re.escape(f"w4_matvec: scale is {scale!r}; expected a ")
+    ):
+        call(fake, scale=scale)
+
+
 def test_without_cuda_the_reason_is_told(fake, no_cuda) -> None:
     with pytest.raises(CudaUnavailableError, match=no_cuda):
         call(fake)
@@ -170,7 +181,10 @@ def test_launches_with_what_was_given(fake, monkeypatch) -> None:
     out = fake((R, N), "torch.float32", strides=(128, 1), pointer=4 << 30)
     x = fake((R, K), "torch.bfloat16", strides=(512, 1), pointer=3 << 30)
     packed = {"asymmetric": True, "scale_dtype": "bfloat16"}
-    assert call(fake, packed=packed, x=x, out=out, residual=out, num_blocks=7, stream=11) is out
+    assert (
+        call(fake, packed=packed, x=x, out=out, residual=out, scale=0.1, num_blocks=7, stream=11)
+        is out
+    )
     assert seen == {
         "pointers": (2 << 30, 3 << 30, 4 << 30, 4 << 30, 5 << 30),
         "x_row_stride": 512,
@@ -185,9 +199,12 @@ def test_launches_with_what_was_given(fake, monkeypatch) -> None:
         "asymmetric": True,
         "float_out": True,
         "epilogue": 1,
+        "scale": SCALE,
         "device": 0,
         "stream": 11,
     }
+    call(fake, packed={"interleaved": True})
+    assert (seen["epilogue"], seen["scale"]) == (2, 1.0)
 
 
 @pytest.mark.usefixtures("pretend_cuda")

@@ -24,6 +24,8 @@ ROWS = [1, 2, 5, 8, 9, 16]
 
 dtypes = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 schemes = pytest.mark.parametrize("asymmetric", [False, True], ids=["symmetric", "asymmetric"])
+# Powers of two, which are exact, and another one.
+scales = pytest.mark.parametrize("scale", [2.0**-9, 4.0, 0.3])
 shapes = pytest.mark.parametrize(("n", "k"), SHAPES, ids=lambda v: str(v))
 
 
@@ -124,6 +126,57 @@ def test_residual(dtype, out_dtype, in_place, workspace, assert_close) -> None:
     out = residual if in_place else poisoned(6, 1000, kind)
     w4_matvec(x, weight, out=out, residual=residual, workspace=workspace)
     assert_close("out", expected, out, TOLERANCE[kind])
+
+
+@scales
+@pytest.mark.parametrize("interleaved", [False, True], ids=["plain", "swiglu"])
+@schemes
+@dtypes
+def test_scale_multiplies_the_float32_result(
+    dtype, asymmetric, interleaved, scale, workspace, assert_close
+) -> None:
+    weight = weight_of(1000, 1280, interleaved=interleaved, asymmetric=asymmetric)
+    x, wide = activations(9, 1280, dtype), poisoned(9, 1000, "float32")
+    w4_matvec(x, weight, out=wide, workspace=workspace)
+    expected = wide * torch.tensor(scale, device="cuda")
+    reference = w4_matvec_reference(x, weight, scale=scale)
+    for kind in ("float32", dtype):
+        out = poisoned(9, 1000, kind)
+        w4_matvec(x, weight, out=out, workspace=workspace, scale=scale)
+        assert same_bits(out, expected.to(out.dtype)), kind
+        assert_close(f"out in {kind}", reference, out, TOLERANCE[kind])
+
+
+@scales
+@pytest.mark.parametrize("out_dtype", ["same", "float32"])
+@dtypes
+def test_scale_comes_before_the_residual(dtype, out_dtype, scale, workspace, assert_close) -> None:
+    kind = dtype if out_dtype == "same" else out_dtype
+    weight, x = weight_of(1000, 1280), activations(6, 1280, dtype)
+    wide, out = poisoned(6, 1000, "float32"), activations(6, 1000, kind, seed=3)
+    w4_matvec(x, weight, out=wide, workspace=workspace)
+    expected = (wide * torch.tensor(scale, device="cuda") + out.float()).to(out.dtype)
+    reference = w4_matvec_reference(x, weight, residual=out, scale=scale)
+    alone = out.clone()
+    w4_matvec(x, weight, out=out, residual=out, workspace=workspace, scale=scale)
+    assert same_bits(out, expected)
+    assert_close("out", reference, out, TOLERANCE[kind])
+    for i in range(6):
+        row = alone[i : i + 1]
+        w4_matvec(x[i : i + 1], weight, out=row, residual=row, workspace=workspace, scale=scale)
+    assert same_bits(alone, out), "a row alone"
+
+
+def test_a_power_of_two_keeps_swiglu_within_float16(workspace, assert_close) -> None:
+    gate_up, down = weight_of(640, 1280, interleaved=True), weight_of(320, 640)
+    x = activations(5, 1280, "float16") * 200
+    hidden, out = poisoned(5, 640, "float16"), poisoned(5, 320, "float32")
+    w4_matvec(x, gate_up, out=hidden, workspace=workspace)
+    assert hidden.isinf().any(), "without it the product overflows"
+    w4_matvec(x, gate_up, out=hidden, workspace=workspace, scale=2.0**-10)
+    w4_matvec(hidden, down, out=out, workspace=workspace, scale=2.0**10)
+    expected = w4_matvec_reference(w4_matvec_reference(x, gate_up), down)
+    assert_close("out", expected, out, TOLERANCE["float16"])
 
 
 @schemes

@@ -14,7 +14,7 @@ void bind_w4_matvec(py::module_& m) {
       [](Address weight, Address x, Address out, Address residual, Address workspace,
          std::int64_t x_row_stride, std::int64_t out_row_stride, std::int64_t residual_row_stride,
          std::int64_t rows, std::int64_t n, std::int64_t k, int num_blocks, int x_dtype,
-         int scale_dtype, bool asymmetric, bool float_out, int epilogue, int device,
+         int scale_dtype, bool asymmetric, bool float_out, int epilogue, float scale, int device,
          Address stream) {
         const W4MatvecParams params = {pointer<const void>(weight),
                                        pointer<const void>(x),
@@ -33,14 +33,15 @@ void bind_w4_matvec(py::module_& m) {
                                        asymmetric,
                                        float_out,
                                        static_cast<MatvecEpilogue>(epilogue),
+                                       scale,
                                        device};
         raise_if_failed(w4_matvec(params, stream_of(stream)), "w4_matvec",
                         {{"R", rows}, {"N", n}, {"K", k}, {"device", device}});
       },
       "weight"_a, "x"_a, "out"_a, "residual"_a, "workspace"_a, py::kw_only(), "x_row_stride"_a,
       "out_row_stride"_a, "residual_row_stride"_a, "rows"_a, "n"_a, "k"_a, "num_blocks"_a,
-      "x_dtype"_a, "scale_dtype"_a, "asymmetric"_a, "float_out"_a, "epilogue"_a, "device"_a,
-      "stream"_a, Unlocked());
+      "x_dtype"_a, "scale_dtype"_a, "asymmetric"_a, "float_out"_a, "epilogue"_a, "scale"_a,
+      "device"_a, "stream"_a, Unlocked());
 }
 
 }  // namespace bytebound

@@ -56,6 +56,7 @@ struct MatvecOutput {
   int n;                             // output features
   bool float_out;                    // out and residual are float32, else the activations' type
   MatvecEpilogue epilogue;
+  float scale;
 };
 
 template <typename Source>
@@ -99,10 +100,11 @@ __device__ __forceinline__ void put(const MatvecOutput& o, int i_feature, int i_
     return;
   }
   const std::int64_t at = i_row * o.out_row_stride + i_feature;
+  value = __fmul_rn(value, o.scale);  // no fma with what comes next, in any instance
   if (o.epilogue == MatvecEpilogue::kAddResidual) {
     const std::int64_t from = i_row * o.residual_row_stride + i_feature;
-    value += o.float_out ? static_cast<const float*>(o.p_residual)[from]
-                         : to_float(static_cast<const T*>(o.p_residual)[from]);
+    value = __fadd_rn(value, o.float_out ? static_cast<const float*>(o.p_residual)[from]
+                                         : to_float(static_cast<const T*>(o.p_residual)[from]));
   }
   if (o.float_out) {
     static_cast<float*>(o.p_out)[at] = value;
@@ -317,7 +319,7 @@ MatvecTask<typename Weights::Source> matvec_task(const typename Weights::Source&
   task.p_sent = static_cast<float2*>(p.workspace);
   task.output = {
       p.out,       p.residual, p.out_row_stride, p.residual_row_stride, static_cast<int>(p.n),
-      p.float_out, p.epilogue};
+      p.float_out, p.epilogue, p.scale};
   return task;
 }
 

@@ -1,8 +1,10 @@
 """What the products of a matrix with a few vectors share: checks, the grid, the workspace."""
 
+import ctypes
+import math
 from typing import Any
 
-from bytebound_kernels._check import check_integer, row_stride, workspace_view
+from bytebound_kernels._check import check_finite, check_integer, row_stride, workspace_view
 from bytebound_kernels._device import device_info
 from bytebound_kernels._tensor import TensorView, view
 from bytebound_kernels.errors import (
@@ -19,6 +21,7 @@ __all__ = [
     "check_blocks",
     "check_residual",
     "check_result",
+    "check_scale",
     "check_workspace",
     "default_blocks",
     "matvec_workspace_bytes",
@@ -113,6 +116,21 @@ def check_residual(op: str, residual: Any, out: TensorView, x: TensorView) -> Te
             f"{op}: residual has dtype {result.dtype}; expected {out.dtype}, the dtype of out"
         )
     return result
+
+
+def check_scale(op: str, scale: Any) -> float:
+    """Return the factor of a product as the float32 that the kernel takes.
+
+    Raises:
+        InvalidArgumentError: it is no number, or as float32 not finite or not above 0.
+    """
+    check_finite(op, "scale", scale)
+    rounded = ctypes.c_float(scale).value
+    if not 0 < rounded < math.inf:
+        raise InvalidArgumentError(
+            f"{op}: scale is {scale!r}; expected a number above 0 that float32 holds"
+        )
+    return rounded
 
 
 def check_workspace(op: str, workspace: Any, num_blocks: int) -> TensorView:

@@ -97,6 +97,7 @@ def dense_matvec(
     x_dtype: int,
     float_out: bool,
     epilogue: int,
+    scale: float,
     device: int,
     stream: int,
 ) -> None: ...
@@ -305,6 +306,7 @@ def w4_matmul(
     asymmetric: bool,
     float_out: bool,
     epilogue: int,
+    scale: float,
     device: int,
     stream: int,
 ) -> None: ...
@@ -327,6 +329,7 @@ def w4_matvec(
     asymmetric: bool,
     float_out: bool,
     epilogue: int,
+    scale: float,
     device: int,
     stream: int,
 ) -> None: ...

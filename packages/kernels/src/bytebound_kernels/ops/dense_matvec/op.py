@@ -11,6 +11,7 @@ from bytebound_kernels._matvec import (
     check_blocks,
     check_residual,
     check_result,
+    check_scale,
     check_workspace,
 )
 from bytebound_kernels._stream import stream_handle
@@ -41,6 +42,7 @@ def dense_matvec(
     workspace: Any,
     up: Any = None,
     residual: Any = None,
+    scale: float = 1.0,
     num_blocks: int | None = None,
     stream: Any = None,
 ) -> TensorT:
@@ -48,7 +50,8 @@ def dense_matvec(
 
     Formula:
         y[r, n] = sum_k x[r, k] * weight[n, k]
-        out = y;  residual + y;  or, with up, silu(y) * sum_k x[r, k] * up[n, k]
+        out = scale * y;  residual + scale * y;
+        or, with up, scale * silu(y) * sum_k x[r, k] * up[n, k]
 
     Args:
         x: [R, K], R from 1 to 16, float16 or bfloat16; rows at any one distance, aligned to 16
@@ -60,6 +63,9 @@ def dense_matvec(
             Calls that may run at the same time need one each.
         up: [N, K] like weight, with a row distance of its own; weight is then the gate.
         residual: [R, N] of the dtype of out, added to the product.
+        scale: the product is multiplied by it in float32, before residual is added and before the
+            result is rounded; finite, above 0. A power of two is exact: it keeps a wide float16
+            result (SwiGLU's) in range, and the next product takes it off again.
         num_blocks: blocks of the grid; None: as many as the card runs at once. The order of
             summation depends on it.
         stream: a stream handle as an integer, or a PyTorch or CuPy stream. None: the stream that is
@@ -77,7 +83,7 @@ def dense_matvec(
         UnsupportedShapeError: a shape does not fit, or the workspace is too small.
         UnsupportedLayoutError: strides, alignment, or tensors that overlap.
         UnsupportedDeviceError: host memory, or more than one device.
-        InvalidArgumentError: residual together with up, num_blocks, stream.
+        InvalidArgumentError: residual together with up, scale, num_blocks, stream.
         CudaError: the launch failed.
 
     Numerics: exact products, float32 sums in an order that depends on the matrix and the number of
@@ -117,6 +123,7 @@ def dense_matvec(
         _check_in_place(out_view, residuals[0])
     for tensor in (x_view, *matrices):
         no_overlap(_OP, out_view, tensor)
+    factor = check_scale(_OP, scale)
 
     require_cuda(_OP)
     tensors = [x_view, *matrices, *residuals, out_view]
@@ -146,6 +153,7 @@ def dense_matvec(
         x_dtype=DTYPE_CODES[x_view.dtype],
         float_out=out_view.dtype == "float32",
         epilogue=EPILOGUES[epilogue],
+        scale=factor,
         device=device,
         stream=stream_handle(_OP, stream, x, device),
     )

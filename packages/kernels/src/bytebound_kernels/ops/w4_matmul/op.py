@@ -11,7 +11,7 @@ from bytebound_kernels._check import (
     workspace_view,
 )
 from bytebound_kernels._device import device_info, require_cuda
-from bytebound_kernels._matvec import EPILOGUES, check_residual, check_result
+from bytebound_kernels._matvec import EPILOGUES, check_residual, check_result, check_scale
 from bytebound_kernels._stream import stream_handle
 from bytebound_kernels._tensor import DTYPE_CODES, TensorView, view
 from bytebound_kernels.errors import (
@@ -54,13 +54,15 @@ def w4_matmul(
     out: TensorT,
     workspace: Any,
     residual: Any = None,
+    scale: float = 1.0,
     stream: Any = None,
 ) -> TensorT:
     """Multiply a four-bit matrix by any number of activation rows, on the GPU.
 
     Formula:
-        y[m, n] = sum_k x[m, k] * scale[n, k // 128] * (code[n, k] - zero[n, k // 128])
-        out = y;  residual + y;  or, for an interleaved weight, silu(y_gate) * y_up
+        y[m, n] = sum_k x[m, k] * scales[n, k // 128] * (code[n, k] - zero[n, k // 128])
+        out = scale * y;  residual + scale * y;
+        or, for an interleaved weight, scale * silu(y_gate) * y_up
 
     Meant for the rows of a prompt: up to 8 rows w4_matvec is faster; beyond some hundred rows so
     are w4_unpack and a library's product, where there is memory for the unpacked matrix.
@@ -73,6 +75,9 @@ def w4_matmul(
         workspace: uint8, w4_matmul_workspace_bytes(); filled with 0xFF once, before its first use.
             Calls that may run at the same time need one each.
         residual: [M, N] of the dtype of out, added to the product.
+        scale: the product is multiplied by it in float32, before residual is added and before the
+            result is rounded; finite, above 0. A power of two is exact: it keeps a wide float16
+            result (SwiGLU's) in range, and the next product takes it off again.
         stream: a stream handle as an integer, or a PyTorch or CuPy stream. None: the stream that is
             current in the framework of x.
 
@@ -88,7 +93,7 @@ def w4_matmul(
         UnsupportedShapeError: a shape does not fit, or the workspace is too small.
         UnsupportedLayoutError: strides, alignment, or tensors that overlap.
         UnsupportedDeviceError: host memory, or more than one device.
-        InvalidArgumentError: residual with an interleaved weight, stream.
+        InvalidArgumentError: residual with an interleaved weight, scale, stream.
         CudaError: the launch failed.
 
     Numerics: exact products, float32 sums. The order of the sums depends on M, N, K, the place of a
@@ -122,6 +127,7 @@ def w4_matmul(
         others.append(residual_view)
     for tensor in (x_view, data):
         no_overlap(_OP, out_view, tensor)
+    factor = check_scale(_OP, scale)
 
     require_cuda(_OP)
     device = common_device(_OP, out_view, x_view, data, *others)
@@ -148,6 +154,7 @@ def w4_matmul(
         asymmetric=weight.asymmetric,
         float_out=out_view.dtype == "float32",
         epilogue=EPILOGUES[epilogue],
+        scale=factor,
         device=device,
         stream=stream_handle(_OP, stream, x, device),
     )

@@ -11,6 +11,7 @@ from bytebound_kernels._matvec import (
     check_blocks,
     check_residual,
     check_result,
+    check_scale,
     check_workspace,
 )
 from bytebound_kernels._stream import stream_handle
@@ -32,14 +33,16 @@ def w4_matvec(
     out: TensorT,
     workspace: Any,
     residual: Any = None,
+    scale: float = 1.0,
     num_blocks: int | None = None,
     stream: Any = None,
 ) -> TensorT:
     """Multiply a four-bit matrix by one to sixteen activation rows, on the GPU.
 
     Formula:
-        y[r, n] = sum_k x[r, k] * scale[n, k // 128] * (code[n, k] - zero[n, k // 128])
-        out = y;  residual + y;  or, for an interleaved weight, silu(y_gate) * y_up
+        y[r, n] = sum_k x[r, k] * scales[n, k // 128] * (code[n, k] - zero[n, k // 128])
+        out = scale * y;  residual + scale * y;
+        or, for an interleaved weight, scale * silu(y_gate) * y_up
 
     Args:
         x: [R, K], R from 1 to 16, float16 or bfloat16; rows at any one distance, aligned to 16
@@ -49,6 +52,9 @@ def w4_matvec(
         workspace: uint8, matvec_workspace_bytes(); filled with 0xFF once, before its first use.
             Calls that may run at the same time need one each.
         residual: [R, N] of the dtype of out, added to the product.
+        scale: the product is multiplied by it in float32, before residual is added and before the
+            result is rounded; finite, above 0. A power of two is exact: it keeps a wide float16
+            result (SwiGLU's) in range, and the next product takes it off again.
         num_blocks: blocks of the grid; None: as many as the card runs at once. The order of
             summation depends on it.
         stream: a stream handle as an integer, or a PyTorch or CuPy stream. None: the stream that is
@@ -66,7 +72,7 @@ def w4_matvec(
         UnsupportedShapeError: a shape does not fit, or the workspace is too small.
         UnsupportedLayoutError: strides, alignment, or tensors that overlap.
         UnsupportedDeviceError: host memory, or more than one device.
-        InvalidArgumentError: residual with an interleaved weight, num_blocks, stream.
+        InvalidArgumentError: residual with an interleaved weight, scale, num_blocks, stream.
         CudaError: the launch failed.
 
     Numerics: exact products, float32 sums in an order that depends on the matrix and the number of
@@ -98,6 +104,7 @@ def w4_matvec(
             no_overlap(_OP, out_view, residual_view)
     for tensor in read:
         no_overlap(_OP, out_view, tensor)
+    factor = check_scale(_OP, scale)
 
     require_cuda(_OP)
     others = [] if residual_view is None else [residual_view]
@@ -126,6 +133,7 @@ def w4_matvec(
         asymmetric=weight.asymmetric,
         float_out=out_view.dtype == "float32",
         epilogue=EPILOGUES[epilogue],
+        scale=factor,
         device=device,
         stream=stream_handle(_OP, stream, x, device),
     )
