@@ -112,6 +112,7 @@ def test_what_is_sent(rival: FakeRival, url: str) -> None:
         ("break_off", True, ["ended before [DONE]"]),
         ("error_event", True, ["out of memory"]),
         ("empty", True, ["the reply is empty", "length"]),
+        ("tokens_per_piece", 100, ["in one piece"]),
     ],
 )
 def test_what_a_server_does_wrong(
@@ -316,6 +317,8 @@ def test_a_rival_that_is_never_ready(tmp_path: Path) -> None:
         (["--prompt", "poem"], "poem"),
         (["--depth", "0", "--prompt", "none"], "nothing to measure"),
         (["--url", "ftp://x"], "http://HOST:PORT"),
+        (["--url", "http://127.0.0.1:9", "--samples", "0"], "--samples 0"),
+        (["--url", "http://127.0.0.1:9", "--tokens", "1"], "--tokens 1"),
         (["--url", "http://127.0.0.1:9", "--tokenizer", "no-such"], "no-such"),
     ],
 )

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from bytebound_evals.gate.compare import Comparison
     from bytebound_evals.results import Result
 
-MEASURING = ("throughput",)  # commands whose recorded line the gate runs again
+# Commands whose recorded line the gate runs again.
+MEASURING = ("throughput", "ppl", "kl", "gsm8k", "needle")
 
 
 def gate(

@@ -53,7 +53,7 @@ def timed_reply(
     }
     usage: Mapping[str, Any] = {}
     timings: Mapping[str, Any] = {}
-    text, first_tokens, finish = "", None, None
+    text, pieces, first_tokens, finish = "", 0, None, None
     first = last = None
     started = clock()
     for event in server.stream(path, request):
@@ -66,11 +66,17 @@ def timed_reply(
             piece = _piece(choice)
             if piece:
                 text += piece
+                pieces += 1
                 last = now
                 if first is None:
                     first, first_tokens = now, counted.get("completion_tokens")
     if first is None or last is None:
         raise RivalError(f"{server.url}{path}: the reply is empty (finish reason: {finish})")
+    if pieces == 1 and body.get("max_tokens", 0) > 1:
+        raise RivalError(
+            f"{server.url}{path}: the reply came in one piece, so its speed cannot be timed; the "
+            "server does not stream"
+        )
     prompt_tokens, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
     if not isinstance(prompt_tokens, int) or not isinstance(completion, int):
         raise RivalError(

@@ -163,6 +163,9 @@ def _requests(rival: Rival, options: argparse.Namespace) -> list[_Request]:
     """Depths and prompts: ids or text by the model's own tokenizer and template, else as chat."""
     tokenizer = None if options.tokenizer is None else _tokenizer(options.tokenizer)
     label = f"mtp{options.draft_tokens}" if options.draft_tokens else "plain"
+    for name, value, least in (("--tokens", options.tokens, 2), ("--samples", options.samples, 1)):
+        if value < least:
+            raise UsageError(f"{name} {value}: expected at least {least}")
     prompts = [] if options.prompt == ["none"] else speed_prompts(options.prompt)
     depths = [depth for depth in options.depth if depth]
     if not prompts and not depths:

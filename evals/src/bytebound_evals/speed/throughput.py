@@ -216,6 +216,12 @@ class Throughput:
         self, engine: "Engine", forced: ForcedDraft | None, draft: DraftSpec, measured: Measured
     ) -> None:
         jobs = list(self._jobs(engine, draft))
+        for job in jobs:
+            if len(job.ids) + self.settings.new_tokens > engine.max_len:
+                raise UsageError(
+                    f"{job.stem}: {len(job.ids)} prompt and {self.settings.new_tokens} new tokens "
+                    f"do not fit the context of {engine.max_len}; give a larger --max-len"
+                )
         runs: dict[str, list[Sample]] = {job.stem: [] for job in jobs}
         for turn in range(self.settings.samples + 1):  # the first warms up
             for job in jobs:
