@@ -3,13 +3,12 @@
     python bench/tiny_quality.py --work DIR --json FILE [--corpus train.jsonl] [--samples 256]
 
 Quantizes the model "tiny" with the command ``bytebound-quant`` into DIR (finished folders there are
-used again), then measures all of them with the reference backend in float32:
+used again), then measures all of them with the reference backend in float32. ``bytebound-evals
+suite`` does the same with two of the forms and any model; here are eight, and the MTP head:
 
-- ``<form>.ppl``: perplexity of the held-out text in windows of 1,024 tokens that do not overlap,
-  each from an empty state; the first token of a window is context only.
-- ``<form>.kl``: mean over the same positions of KL(16 bit || form), in nats over the whole
-  vocabulary in float64, and ``<form>.top1``, how often both have the same likeliest token.
-- ``arithmetic.<form>.accuracy``: greedy answers to the held-out problems, thinking off.
+- ``<form>.ppl``, ``<form>.kl`` and ``<form>.top1``: as ``bytebound-evals kl`` measures them, on the
+  held-out text in windows of 1,024 tokens that do not overlap.
+- ``arithmetic.<form>.accuracy``: as ``bytebound-evals gsm8k`` does, thinking off.
 - ``mtp.<form>.acceptance_depth1``: how often the MTP head's guess is the target's own choice.
 
 Calibration text: pieces of the training corpus (``--corpus``, the train.jsonl that
@@ -20,15 +19,12 @@ generated problems from seeds that the held-out problems do not use.
 import argparse
 import importlib.util
 import json
-import math
 import pydoc_data.topics
 import random
-import re
-import statistics
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +35,22 @@ from bytebound.reference.model import forward, logits
 from bytebound.reference.mtp import mtp_forward
 from bytebound.reference.rows import Rows
 from bytebound.reference.state import KvCache, SequenceState
-from bytebound_evals.data import arithmetic_problems, heldout_text
+from bytebound_evals.conditions import commit_record, machine_record
+from bytebound_evals.data import arithmetic_problems
+from bytebound_evals.divergence import LiveReference, measure_divergence
+from bytebound_evals.gsm8k import AskSettings, measure_accuracy
+from bytebound_evals.measured_text import TextSettings
+from bytebound_evals.model_run import ModelRun
+from bytebound_evals.perplexity import measure_perplexity
+from bytebound_evals.problems import load_problems
+from bytebound_evals.quality_metrics import (
+    accuracy_metrics,
+    divergence_metrics,
+    perplexity_metrics,
+)
+from bytebound_evals.results import Metric, Result, write_result
+from bytebound_evals.windows import CutText
 from bytebound_quant.heldout import HeldoutDetector
-from tiny_decode import commit, machine
 
 WINDOW = 1024
 FORMS = {
@@ -143,97 +152,53 @@ def quantize(name: str, work: Path, samples: int, window: int) -> Path:
     return target
 
 
-class Yardstick:
-    """The held-out windows and what the 16-bit model says of them."""
-
-    def __init__(self, engine: bytebound.Engine, tokens: int) -> None:
-        ids = engine.tokenizer.encode(heldout_text())[:tokens]
-        self.windows = [ids[i : i + WINDOW] for i in range(0, len(ids) - 1, WINDOW)]
-        self.reference = engine
-
-    def measure(self, engine: bytebound.Engine) -> dict[str, float]:
-        """Perplexity, KL and agreement of one engine."""
-        loss, kl, same, drafted, positions = 0.0, 0.0, 0, 0, 0
-        for ids, own, head in self._rows(engine):
-            expected = torch.log_softmax(self.reference.score(ids)[:-1].double(), -1)
-            target = torch.tensor(ids[1:])
-            loss -= float(own.gather(1, target[:, None]).sum())
-            kl += float((expected.exp() * (expected - own)).sum())
-            same += int((expected.argmax(-1) == own.argmax(-1)).sum())
-            # Row p of the head guesses the token that the target chooses at p + 1.
-            drafted += int((head[:-1] == own.argmax(-1)[1:]).sum())
-            positions += len(target)
-        chances = positions - len(self.windows)
-        return {
-            "ppl": math.exp(loss / positions),
-            "kl": kl / positions,
-            "top1": same / positions,
-            "acceptance_depth1": drafted / chances,
-        }
-
-    def _rows(
-        self, engine: bytebound.Engine
-    ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
-        """Per window: ids, log-probabilities [T-1, vocab] in float64, the head's guesses [T-1]."""
-        executor = engine.executor
-        if not isinstance(executor, ReferenceExecutor) or executor.weights.mtp is None:
-            raise RuntimeError("this yardstick needs the reference backend and an MTP head")
-        config, weights = executor.config, executor.weights
-        for ids in self.windows:
-            state = SequenceState.empty(config, WINDOW, executor.dtype, executor.device)
-            kv = KvCache.empty(config, WINDOW, executor.dtype, executor.device)
-            with torch.inference_mode():
-                rows = Rows(0, len(ids), wide=True)
-                hidden = forward(torch.tensor(ids), weights, config, state, rows)[:-1]
-                following = torch.tensor(ids[1:])
-                out = mtp_forward(following, hidden, weights, weights.mtp, config, kv, 0)
-                own = torch.log_softmax(logits(hidden, weights).double(), -1)
-                yield ids, own, logits(out, weights).argmax(-1)
+def acceptance(engine: bytebound.Engine, text: CutText) -> float:
+    """Share of the MTP head's guesses, teacher-forced, that are the target's own choice."""
+    executor = engine.executor
+    mtp = executor.weights.mtp if isinstance(executor, ReferenceExecutor) else None
+    if not isinstance(executor, ReferenceExecutor) or mtp is None:
+        raise RuntimeError("this measurement needs the reference backend and an MTP head")
+    config, weights = executor.config, executor.weights
+    agreed = chances = 0
+    for window in text.windows:
+        state = SequenceState.empty(config, WINDOW, executor.dtype, executor.device)
+        kv = KvCache.empty(config, WINDOW, executor.dtype, executor.device)
+        with torch.inference_mode():
+            rows = Rows(0, len(window.ids), wide=True)
+            hidden = forward(torch.tensor(window.ids), weights, config, state, rows)[:-1]
+            following = torch.tensor(window.ids[1:])
+            out = mtp_forward(following, hidden, weights, mtp, config, kv, 0)
+            own, head = logits(hidden, weights).argmax(-1), logits(out, weights).argmax(-1)
+        # Row p of the head guesses the token that the target chooses at p + 1.
+        agreed += int((head[:-1] == own[1:]).sum())
+        chances += len(own) - 1
+    return agreed / chances
 
 
-def arithmetic(engine: bytebound.Engine) -> float:
-    """Share of the held-out problems whose number after ``####`` is right."""
-    right, problems = 0, arithmetic_problems()
-    params = bytebound.SamplingParams(max_tokens=160)
-    for problem in problems:
-        messages = [{"role": "user", "content": problem.question}]
-        ids = engine.tokenizer.apply_chat_template(messages, enable_thinking=False)
-        right += _answer(engine.generate(ids, params).text) == _answer(problem.answer)
-    return right / len(problems)
-
-
-def _answer(text: str) -> str | None:
-    found = re.findall(r"#### *(-?[\d,]+)", text)
-    return found[-1].replace(",", "") if found else None
-
-
-def measure_all(yardstick: Yardstick, folder_of: Callable[[str], Path | str]) -> Any:
+def measure_all(folder_of: Mapping[str, str], max_tokens: int | None) -> dict[str, Metric]:
     """All metrics of all forms."""
-    metrics: dict[str, Any] = {}
-
-    def add(name: str, value: float, unit: str, case: dict[str, Any], better: str) -> None:
-        print(f"{name:36} {value:.5g}", flush=True)
-        metrics[name] = {
-            "unit": unit,
-            "better": better,
-            "median": statistics.median([value]),
-            "samples": [value],
-            "case": {"model": "tiny", **case},
-        }
-
-    text = {"text": "heldout.txt", "tokens": sum(map(len, yardstick.windows)), "window": WINDOW}
+    reference = ModelRun("tiny", device="cpu", dtype="float32").open()
+    text = TextSettings(window=WINDOW, max_tokens=max_tokens).cut(reference.tokenizer)
+    problems = load_problems("arithmetic")
+    ask = AskSettings(max_tokens=160, instruction="")
+    metrics: dict[str, Metric] = {}
     for form in ("bf16", *FORMS):
-        engine = bytebound.Engine.from_pretrained(folder_of(form), device="cpu", dtype="float32")
-        got = yardstick.measure(engine)
-        add(f"{form}.ppl", got["ppl"], "ppl", text, "lower")
-        if form != "bf16":
-            add(f"{form}.kl", got["kl"], "nat", text, "lower")
-            add(f"{form}.top1", got["top1"], "share", text, "higher")
+        run = ModelRun(folder_of[form], device="cpu", dtype="float32", draft="mtp")
+        engine = run.open()
+        if form == "bf16":
+            found = perplexity_metrics(form, "tiny", text, measure_perplexity(engine, text))
+        else:
+            judged = measure_divergence(engine, LiveReference(reference, text), text)
+            found = divergence_metrics(form, "tiny", "bf16", text, judged)
         name = "mtp.acceptance_depth1" if form == "bf16" else f"mtp.{form}.acceptance_depth1"
-        add(name, got["acceptance_depth1"], "share", text, "higher")
+        case = {"model": "tiny", **text.as_dict()}
+        found[name] = Metric("share", "higher", (acceptance(engine, text),), case)
         if form in WITH_ARITHMETIC:
-            case = {"problems": len(arithmetic_problems()), "thinking": "off"}
-            add(f"arithmetic.{form}.accuracy", arithmetic(engine), "share", case, "higher")
+            right = measure_accuracy(engine, problems, ask)
+            found |= accuracy_metrics(form, "tiny", problems, ask, right)
+        for metric, value in found.items():
+            print(f"{metric:36} {value.median:.5g}", flush=True)
+        metrics |= found
     return metrics
 
 
@@ -243,30 +208,26 @@ def main() -> int:
     parser.add_argument("--work", type=Path, required=True, metavar="DIR")
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     parser.add_argument("--corpus", type=Path, metavar="FILE")
-    parser.add_argument("--tokens", type=int, default=10**9, help="of the held-out text")
+    parser.add_argument("--tokens", type=int, help="of the held-out text")
     parser.add_argument("--samples", type=int, default=256)
     parser.add_argument("--window", type=int, default=512)
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     write_calibration(arguments.work, arguments.corpus)
-    folders: dict[str, Path | str] = {"bf16": "tiny"}
+    folders = {"bf16": "tiny"}
     for form in FORMS:
-        folders[form] = quantize(form, arguments.work, arguments.samples, arguments.window)
-    reference = bytebound.Engine.from_pretrained("tiny", device="cpu", dtype="float32")
-    yardstick = Yardstick(reference, arguments.tokens)
-    metrics = measure_all(yardstick, folders.__getitem__)
-    content = {
-        "schema": 1,
-        "machine": machine(torch.device("cpu")),
-        "commit": commit(),
-        "command": "python bench/tiny_quality.py --work DIR --json FILE "
+        made = quantize(form, arguments.work, arguments.samples, arguments.window)
+        folders[form] = str(made)
+    result = Result(
+        machine=machine_record("cpu"),
+        commit=commit_record(),
+        command="python bench/tiny_quality.py --work DIR --json FILE "
         + ("--corpus train.jsonl " if arguments.corpus else "")
         + f"--samples {arguments.samples} --window {arguments.window}",
-        "note": "KL(16 bit || 4 bit) in nats; acceptance is teacher-forced; computed in float32.",
-        "metrics": metrics,
-    }
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        note="KL(16 bit || 4 bit) in nats; acceptance is teacher-forced; computed in float32.",
+        metrics=measure_all(folders, arguments.tokens),
+    )
+    write_result(arguments.json, result)
     return 0
 
 
