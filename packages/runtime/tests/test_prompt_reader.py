@@ -326,6 +326,23 @@ class TestTrouble:
             reader.read(prompt)
         assert reader.processed(prompt) == len(prompt) - stops[4]
 
+    def test_a_state_that_cannot_be_kept_costs_time_only(
+        self, model: Model, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """E03: what saves time never takes a request the memory that it needs."""
+        reader, cold = model.reader(), model.reader(snapshots=0)
+        prompt = some_ids(random.Random(9), 130)
+
+        def fail() -> Snapshot:
+            raise torch.OutOfMemoryError("out of memory, for the test")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(reader.executor, "snapshot", fail)
+            assert torch.equal(reader.read(prompt), cold.read(prompt))
+        assert reader.kept_bytes == 0
+        assert reader.processed(prompt) == len(prompt)
+        assert reader.processed(prompt) == 0
+
     @pytest.mark.parametrize("where", ["snapshot", "restore", "reset"])
     def test_a_failure_while_state_is_moved(
         self, model: Model, monkeypatch: pytest.MonkeyPatch, where: str

@@ -7,6 +7,7 @@ a cut (``Snapshot``) is then, to the bit, the one that reading from the start wo
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 import torch
 
@@ -72,7 +73,8 @@ class PromptReader:
             row = self._pass(prompt, position, stop)
             position = stop
             if position in kept:
-                resident.snapshots[position] = self.executor.snapshot()
+                with suppress(torch.OutOfMemoryError):  # a state less costs time, not the request
+                    resident.snapshots[position] = self.executor.snapshot()
         if resident.snapshots and not bool(row.isfinite().all()):
             resident.snapshots.clear()  # whatever the reason, it is not to outlive the request
         return row
