@@ -232,6 +232,13 @@ def test_the_request_cache_is_kept_apart_by_tokenizer_and_template(
     assert ours.tokenizer_name != before
 
 
+def test_arguments_that_are_missing_or_unknown_are_an_error() -> None:
+    with pytest.raises(SettingError, match="expected pretrained=FOLDER"):
+        ByteboundLM()
+    with pytest.raises(SettingError, match=r"model argument max_len: unknown; .*max_length"):
+        ByteboundLM.create_from_arg_string("pretrained=tiny,max_len=64")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

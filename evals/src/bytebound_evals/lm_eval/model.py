@@ -4,6 +4,7 @@ Tokenizes like lm-eval's own Hugging Face model: no id is added to a text, and w
 spells as control tokens is read as such. One request runs at a time.
 """
 
+import inspect
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ class ByteboundLM(TemplateLM):  # type: ignore[misc]
 
     def __init__(
         self,
-        pretrained: str | Engine,
+        pretrained: str | Engine | None = None,
         *,
         backend: str = "auto",
         device: str | None = None,
@@ -66,14 +67,25 @@ class ByteboundLM(TemplateLM):  # type: ignore[misc]
         chat_template_args: dict[str, Any] | None = None,
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
+        **unknown: Any,
     ) -> None:
         """Load the model.
 
         Raises:
-            SettingError: a batch size above 1, or a prefix id that the model does not have.
+            SettingError: an argument is missing or unknown, a batch size is above 1, or the model
+                does not have the prefix id.
             ByteboundError: the model cannot be loaded so.
         """
         super().__init__()
+        if unknown:
+            known = ", ".join(list(inspect.signature(ByteboundLM).parameters)[:-1])
+            raise SettingError(
+                f"model argument {', '.join(unknown)}: unknown; expected some of {known}"
+            )
+        if pretrained is None:
+            raise SettingError(
+                "the model arguments name no model: expected pretrained=FOLDER, or pretrained=tiny"
+            )
         if str(batch_size) != "1":
             raise SettingError(
                 f"batch_size is {batch_size!r}: bytebound runs one request at a time"
