@@ -258,6 +258,13 @@ class TestCost:
         assert [reader.processed(prompt), reader.processed(prompt)] == [50, 50]
         assert reader.cached_tokens == reader.kept_bytes == 0
 
+    def test_a_budget_that_shrank_below_one_state_keeps_none(self, model: Model) -> None:
+        """As the memory plan shrinks it where the context needs the room."""
+        executor = model.reader().executor
+        reader = PromptReader(executor, snapshot_bytes=executor.snapshot_bytes - 1)
+        reader.read([5, 6, 7])
+        assert reader.kept_bytes == 0
+
     def test_the_size_of_a_snapshot_is_known_beforehand(self, model: Model) -> None:
         reader = model.reader()
         reader.read([5, 6, 7])

@@ -41,7 +41,8 @@ class PromptReader:
         self._resident = ReadPrompt()
         self._epoch = executor.epoch
         size = max(1, executor.snapshot_bytes)
-        self._most_snapshots = snapshot_budget(snapshot_bytes, size) // size
+        budget = snapshot_budget(None, size) if snapshot_bytes is None else snapshot_bytes
+        self._most_snapshots = budget // size
         if draft is not None and not isinstance(draft, RewindingDraft):
             self._most_snapshots = 0
 
