@@ -109,7 +109,7 @@ def relative_error(expected: torch.Tensor, got: torch.Tensor) -> float:
     return float((expected - got).square().mean().sqrt() / expected.square().mean().sqrt())
 
 
-def mtp_draft(executor: CudaExecutor, kv_dtype: torch.dtype = torch.bfloat16) -> CudaMtpDraft:
+def mtp_draft(executor: CudaExecutor, kv_dtype: torch.dtype | None = None) -> CudaMtpDraft:
     """The checkpoint's head beside its executor."""
     return CudaMtpDraft(
         MtpHead.empty(
@@ -117,7 +117,7 @@ def mtp_draft(executor: CudaExecutor, kv_dtype: torch.dtype = torch.bfloat16) ->
             executor.config,
             executor.step.workspaces,
             max_len=executor.max_len,
-            kv_dtype=kv_dtype,
+            kv_dtype=kv_dtype or executor.weights.dtype,
         )
     )
 

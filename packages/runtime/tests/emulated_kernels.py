@@ -55,9 +55,10 @@ class Kernels:
         workspace: Tensor,
         up: Tensor | None = None,
         residual: Tensor | None = None,
+        scale: float = 1.0,
     ) -> Tensor:
         assert x.dtype == weight.dtype and weight.shape[1] % 64 == 0
-        return self._product(x, weight, up, out, residual)
+        return self._product(x, weight, up, out, residual, scale)
 
     def w4_pack(
         self,
@@ -110,10 +111,11 @@ class Kernels:
         out: Tensor,
         workspace: Tensor,
         residual: Tensor | None = None,
+        scale: float = 1.0,
     ) -> Tensor:
         whole = self.weights(weight)
         up = whole[weight.n :] if weight.interleaved else None
-        return self._product(x, whole[: weight.n], up, out, residual)
+        return self._product(x, whole[: weight.n], up, out, residual, scale)
 
     def w4_matmul(
         self,
@@ -123,18 +125,27 @@ class Kernels:
         out: Tensor,
         workspace: Tensor,
         residual: Tensor | None = None,
+        scale: float = 1.0,
     ) -> Tensor:
         for start in range(0, x.shape[0], 16):
             rows = slice(start, start + 16)
             own = None if residual is None else residual[rows]
-            self.w4_matvec(x[rows], weight, out=out[rows], workspace=workspace, residual=own)
+            self.w4_matvec(
+                x[rows], weight, out=out[rows], workspace=workspace, residual=own, scale=scale
+            )
         return out
 
     def w4_unpack(self, weight: bk.PackedW4, *, out: Tensor) -> Tensor:
         return out.copy_(self.weights(weight))
 
     def _product(
-        self, x: Tensor, weight: Tensor, up: Tensor | None, out: Tensor, residual: Tensor | None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        up: Tensor | None,
+        out: Tensor,
+        residual: Tensor | None,
+        scale: float,
     ) -> Tensor:
         assert 1 <= x.shape[0] <= 16 and out.dtype in (x.dtype, torch.float32)
         weight = weight.float()
@@ -142,7 +153,7 @@ class Kernels:
             y = weight @ row
             if up is not None:
                 y = silu(y) * (up.float() @ row)
-            out[r] = y if residual is None else residual[r] + y
+            out[r] = scale * y if residual is None else residual[r] + scale * y
         return out
 
     def gdn_step(
@@ -220,8 +231,8 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     """Replace the kernels by the functions above until the test ends."""
     kernels = Kernels()
     for name in (
-        "rms_norm", "embedding_gather", "dense_matvec", "w4_pack", "w4_matvec", "w4_matmul",
-        "w4_unpack", "gdn_step", "attention_decode",
+        "rms_norm", "embedding_gather", "dense_matvec", "w4_pack",
+        "w4_matvec", "w4_matmul", "w4_unpack", "gdn_step", "attention_decode",
     ):  # fmt: skip
         monkeypatch.setattr(bk, name, getattr(kernels, name))
     for name, op in SAMPLING_OPS.items():

@@ -15,7 +15,7 @@ def cuda_executor(
     folder: Path,
     *,
     max_len: int,
-    kv_dtype: torch.dtype = torch.bfloat16,
+    kv_dtype: torch.dtype | None = None,
     chunk: int = 32,
 ) -> CudaExecutor:
     config = ModelConfig.from_folder(folder)

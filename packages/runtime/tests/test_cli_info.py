@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from bytebound import Engine
-from bytebound.cli.bandwidth import read_bandwidth_gb_s
+from bytebound.bandwidth import read_bandwidth_gb_s
 from bytebound.config import ModelConfig
 from bytebound.memory import byte_budget
 
@@ -126,7 +126,7 @@ def test_the_card_says_why_it_cannot_be_used(
 def test_the_limit_is_measured_where_there_is_a_gpu(
     run: Run, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bytebound.cli.bandwidth.read_bandwidth_gb_s", lambda: 100.0)
+    monkeypatch.setattr("bytebound.bandwidth.read_bandwidth_gb_s", lambda: 100.0)
     report = info_json(run, "-m", folders.text, "--bits", 8)
     total = report["bytes_per_token"]["at_bits"]["8"]["total"]
     assert report["card"]["read_gb_s_source"] == "measured"

@@ -39,7 +39,7 @@ class DrawnDraft(WrongDraft):
 def executor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CudaExecutor:
     emulate(monkeypatch)
     config = ModelConfig.from_folder(random_checkpoint(tmp_path, **SHAPE).folder)
-    weights = random_weights(config, dtype=torch.bfloat16, device=torch.device("cpu"), seed=5)
+    weights = random_weights(config, dtype=torch.float16, device=torch.device("cpu"), seed=5)
     return CudaExecutor(weights, config, max_len=MAX_LEN)
 
 

@@ -56,7 +56,7 @@ def build(
     weights: ModelWeights,
     *,
     chunk: int = 1024,
-    kv_dtype: torch.dtype = torch.bfloat16,
+    kv_dtype: torch.dtype | None = None,
     config: ModelConfig | None = None,
 ) -> CudaExecutor:
     config = config or ModelConfig.from_folder(resolve_model("tiny"))

@@ -8,7 +8,7 @@ import torch
 from bytebound.checkpoint import read_headers
 from bytebound.config import ModelConfig
 from bytebound.cuda.buffers import Buffers
-from bytebound.cuda.executor import CudaExecutor
+from bytebound.cuda.executor import PREFILL_CHUNK, CudaExecutor
 from bytebound.cuda.loading import load_weights
 from bytebound.cuda.memory import Card, CudaMemory, Stored, taken
 from bytebound.cuda.sampling import DeviceSampler
@@ -17,7 +17,7 @@ from bytebound.cuda.weights import iter_matrices
 from bytebound.errors import InvalidSettingError
 from bytebound.loading import find_model
 from bytebound.memory import GIB, MemoryPlan
-from bytebound.settings import FP8_KV_ABOVE, check_cuda_kv_dtype
+from bytebound.settings import FP8_KV_ABOVE, activations_dtype, check_cuda_kv_dtype
 from bytebound.vram import MIB
 
 from .cuda_models import FOLDERS
@@ -78,7 +78,7 @@ def test_scratch_of_the_flagship_holds_what_is_allocated() -> None:
     memory = flagship("bfloat16")
     plan = memory.plan(8192)
     unpacked = 2 * FLAGSHIP.intermediate_size * FLAGSHIP.hidden_size * 2
-    prompt = 1024 * memory._chunk_row_bytes()
+    prompt = PREFILL_CHUNK * memory._chunk_row_bytes()
     rest = plan.scratch - allocated - unpacked - prompt
     # The workspaces of the kernels, of the library and the allocator's rounding.
     assert 50 * MIB < rest < 120 * MIB
@@ -167,6 +167,7 @@ def test_snapshots_give_way_before_anything_is_refused() -> None:
         ("auto", FP8_KV_ABOVE, torch.bfloat16),
         ("auto", FP8_KV_ABOVE + 1, torch.float8_e4m3fn),
         ("bfloat16", 262_144, torch.bfloat16),
+        ("auto", 5, torch.bfloat16),
         ("fp8", 10, torch.float8_e4m3fn),
     ],
 )
@@ -174,8 +175,21 @@ def test_the_dtype_of_keys_and_values(asked: str, max_len: int, expected: torch.
     assert check_cuda_kv_dtype(asked, max_len) == expected
 
 
+def test_keys_and_values_in_16_bits_have_the_dtype_of_the_activations() -> None:
+    half = torch.float16
+    assert activations_dtype(None, "auto", packed=True) == half
+    assert activations_dtype(None, "auto", packed=False) == torch.bfloat16
+    assert activations_dtype(None, "bfloat16", packed=True) == torch.bfloat16
+    assert activations_dtype("float16", "auto", packed=False) == half
+    assert check_cuda_kv_dtype("auto", 10, half) == check_cuda_kv_dtype("float16", 10, half) == half
+    with pytest.raises(InvalidSettingError, match="kv_dtype='bfloat16' with dtype='float16'"):
+        check_cuda_kv_dtype("bfloat16", 10, half)
+
+
 def test_an_unknown_dtype_of_keys_and_values() -> None:
-    with pytest.raises(InvalidSettingError, match=r"^kv_dtype='int4'.*auto, bfloat16, fp8"):
+    with pytest.raises(
+        InvalidSettingError, match=r"^kv_dtype='int4'.*auto, float16, bfloat16, fp8"
+    ):
         check_cuda_kv_dtype("int4", 10)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from bytebound.config import ModelConfig
 from bytebound.cuda.shapes import check_shape, shape_problem
-from bytebound.settings import check_cuda, check_device, cuda_problem
+from bytebound.settings import CUDA_DTYPES, check_cuda, check_device, cuda_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,6 @@ def _settings_reason(
 ) -> str | None:
     if device is not None and check_device(device).type != "cuda":
         return f"device={str(device)!r} was asked for"
-    if dtype is not None and str(dtype).removeprefix("torch.") != "bfloat16":
+    if dtype is not None and str(dtype).removeprefix("torch.") not in CUDA_DTYPES:
         return f"dtype={str(dtype).removeprefix('torch.')!r} was asked for"
     return None

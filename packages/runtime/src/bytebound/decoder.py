@@ -28,6 +28,8 @@ class Step:
     """One id or more; as far as a guess stood, the id is the guess of that place."""
     logprob: Callable[[int, int], TokenLogprob]
     """Of (place, id), for the ids taken; asked for only if the request wants logprobs."""
+    device_s: float = 0.0
+    """Seconds that the pass took on the device, where it may have run before it was waited for."""
 
 
 class Decoder(Protocol):

@@ -57,6 +57,7 @@ class Engine:
         end_ids: Iterable[int] = (),
         memory_plan: MemoryPlan | None = None,
         bytes_per_token: float | None = None,
+        read_gb_s: float | None = None,
         seed: int | None = None,
     ) -> None:
         self.executor = executor
@@ -73,6 +74,7 @@ class Engine:
         self.end_ids = frozenset(end_ids)
         self.memory_plan = memory_plan
         self.bytes_per_token = bytes_per_token
+        self.read_gb_s = read_gb_s
         self.seed = seed
         self._tokenizer = tokenizer
         self._config = config
@@ -94,6 +96,7 @@ class Engine:
         draft_vocab: str | PathLike[str] | None = None,
         seed: int | None = None,
         snapshot_bytes: int | str | None = None,
+        vram_limit: int | str | None = None,
         on_progress: Progress | None = None,
     ) -> "Engine":
         """Load a model folder, or the shipped model by its name ``"tiny"``.
@@ -101,18 +104,22 @@ class Engine:
         ``random:qwen3.5-27b``, or ``random:`` and the path of a config.json, stands for that shape
         with random 4-bit weights, for measuring speed (``backend="cuda"``).
 
-        ``backend``: "reference" (PyTorch, CPU or GPU), which "auto" means too, or "cuda" (the
-        kernels; bfloat16 activations, matrices as the folder stores them). ``device`` and ``dtype``
-        ("float32" or "bfloat16") are for the reference backend, by default the GPU with the
-        checkpoint's dtype if there is one, else the CPU with float32. ``kv_dtype``: "auto", with
-        "cuda" also "bfloat16" and "fp8". ``max_len`` counts prompt and completion, by default 8,192
+        ``backend``: "reference" (PyTorch, CPU or GPU), "cuda" (the kernels, matrices as the folder
+        stores them), or "auto", which is "cuda" where it can run the model. ``device`` is for the
+        reference backend, by default the GPU if there is one. ``dtype`` of the activations:
+        "float32" or "bfloat16" with "reference", by default the checkpoint's on a GPU and float32
+        on a CPU; "float16" or "bfloat16" with "cuda", by default float16 for a model in 4 bits.
+        ``kv_dtype``: "auto", with "cuda" also "fp8", which "auto" means above 65,536 positions,
+        and the dtype of the activations. ``max_len`` counts prompt and completion, by default 8,192
         or the model's own limit if that is less; a value above the limit is refused. ``draft``:
         "mtp", "ngram", "none" or a Draft; a checkpoint without an MTP head runs without drafts and
-        says so in a warning. ``num_draft_tokens`` is 1 to 8, with "cuda" 1 to 7. ``seed`` serves
-        requests that bring none; without either, sampling differs from run to run.
+        says so in a warning. ``num_draft_tokens`` is 1 to 8, with "cuda" 1 to 7. ``draft_vocab``: a
+        file of ids, to which the MTP head's guesses are kept. ``seed`` serves requests that bring
+        none; without either, sampling differs from run to run.
         ``snapshot_bytes`` bounds the states kept for prompts that begin as an earlier one did: a
         number or a text such as "512MiB", 0 keeps none, None the default (16 states, 1 GiB at
         most). With a Draft that cannot go back (``RewindingDraft``) none are kept.
+        ``vram_limit``, such as "32GiB", caps what this process takes of the GPU until it ends.
         ``on_progress(done, total)`` is told about bytes of weights as they are read.
 
         Raises CheckpointError (damaged folder), UnsupportedModelError (another family or format),
@@ -132,9 +139,20 @@ class Engine:
             num_draft_tokens=num_draft_tokens,
             draft_vocab=draft_vocab,
             snapshot_bytes=snapshot_bytes,
+            vram_limit=vram_limit,
             on_progress=on_progress,
         )
         return cls(**parts, seed=seed)
+
+    @property
+    def backend(self) -> str | None:
+        """The backend's name, "reference" or "cuda"; None where no model was loaded."""
+        return None if self.memory_plan is None else self.memory_plan.backend
+
+    @property
+    def random_weights(self) -> bool:
+        """Whether the weights are noise, made for measuring speed."""
+        return self.memory_plan is not None and self.memory_plan.random_weights
 
     @property
     def config(self) -> ModelConfig:
@@ -252,11 +270,13 @@ class Engine:
             limit = request.completion.remaining
             event = request.gain(decoder.begin(request.prompt, request.sampler, limit))
             request.cached_tokens = decoder.cached_tokens
-        yield request.counted(event, self.bytes_per_token)
+        yield request.counted(event, self.bytes_per_token, self.read_gb_s)
         while event.finish_reason is None:
-            with self._sequence_of(request), request.clock.decode():
-                event = request.gain(decoder.advance(event.token_ids))
-            yield request.counted(event, self.bytes_per_token)
+            with self._sequence_of(request), request.clock.decode() as one:
+                step = decoder.advance(event.token_ids)
+                one.device_s = step.device_s
+                event = request.gain(step)
+            yield request.counted(event, self.bytes_per_token, self.read_gb_s)
 
     @contextmanager
     def _sequence_of(self, request: "_Request") -> Iterator[None]:
@@ -342,12 +362,15 @@ class _Request:
             completion.finish_reason,
         )
 
-    def counted(self, event: StreamEvent, bytes_per_token: float | None) -> StreamEvent:
+    def counted(
+        self, event: StreamEvent, bytes_per_token: float | None, read_gb_s: float | None
+    ) -> StreamEvent:
         """The event with the request's stats up to it."""
         stats = self.clock.stats(
             prompt_tokens=len(self.prompt),
             cached_tokens=self.cached_tokens,
             completion_tokens=len(self.completion.token_ids),
             bytes_per_token=bytes_per_token,
+            read_gb_s=read_gb_s,
         )
         return replace(event, stats=stats)

@@ -63,6 +63,7 @@ class EngineParts(TypedDict):
     end_ids: tuple[int, ...]
     memory_plan: MemoryPlan
     bytes_per_token: float
+    read_gb_s: float | None
 
 
 class _Backend(Protocol):
@@ -78,6 +79,8 @@ class _Backend(Protocol):
     def memory_plan(self) -> MemoryPlan: ...
     @property
     def bytes_per_token(self) -> float: ...
+    @property
+    def read_gb_s(self) -> float | None: ...
     def make_decoder(
         self, draft: Draft | None, num_draft_tokens: int, reader: PromptReader
     ) -> Decoder: ...
@@ -90,6 +93,7 @@ class _ReferenceParts:
     make_mtp: Callable[[], MtpDraft]
     memory_plan: MemoryPlan
     bytes_per_token: float
+    read_gb_s: float | None = None  # what limits it is not the memory
 
     def make_decoder(
         self, draft: Draft | None, num_draft_tokens: int, reader: PromptReader
@@ -131,7 +135,6 @@ def load_engine_parts(
     check_integer("num_draft_tokens", num_draft_tokens, 1, most)
     where = check_device(device)
     folder, config = find_model(path_or_name)
-    kind = check_dtype(dtype, config, where)
     length = check_max_len(max_len, config)
     chosen = choose_backend(backend, config, device, dtype)
     if folder is None:
@@ -157,6 +160,7 @@ def load_engine_parts(
             folder,
             config,
             max_len=length,
+            dtype=dtype,
             kv_dtype=kv_dtype,
             num_draft_tokens=0 if draft == "none" else num_draft_tokens,
             by_mtp=draft == "mtp",
@@ -166,6 +170,7 @@ def load_engine_parts(
             on_progress=on_progress,
         )
     else:
+        kind = check_dtype(dtype, config, where)
         check_kv_dtype(kv_dtype, kind)
         plan = _fitting_plan(config, length, kind, where, snapshots)
         parts = _load_reference(folder, config, plan, kind, where, draft_ids, on_progress)
@@ -192,6 +197,7 @@ def load_engine_parts(
         end_ids=(*config.eos_token_ids, *(tokenizer.eos_ids if tokenizer else ())),
         memory_plan=parts.memory_plan,
         bytes_per_token=parts.bytes_per_token,
+        read_gb_s=parts.read_gb_s,
     )
 
 

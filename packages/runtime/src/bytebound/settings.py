@@ -16,7 +16,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEFAULT_MAX_LEN = 8192
 MAX_DRAFT_TOKENS = MAX_VERIFY_ROWS - 1
 MAX_CUDA_DRAFT_TOKENS = 7  # a pass of the kernels takes eight rows
-KV_DTYPES = {"bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}  # of the CUDA backend
+# Of the CUDA backend.
+CUDA_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+KV_DTYPES = {**CUDA_DTYPES, "fp8": torch.float8_e4m3fn}
 # A 27B model keeps 64 KiB a position in 16 bits: 4 GiB here, 16 GiB at its longest context.
 FP8_KV_ABOVE = 65_536
 PACKED_CACHE_VARIABLE = "BYTEBOUND_PACKED_CACHE"
@@ -86,16 +88,39 @@ def check_kv_dtype(kv_dtype: str, dtype: torch.dtype) -> None:
         )
 
 
-def check_cuda_kv_dtype(kv_dtype: str, max_len: int) -> torch.dtype:
-    """What the CUDA backend keeps KV in; "auto" is bfloat16 up to ``FP8_KV_ABOVE``, fp8 beyond."""
+def activations_dtype(
+    dtype: str | torch.dtype | None, kv_dtype: str, *, packed: bool
+) -> torch.dtype:
+    """What the CUDA backend computes in between its matrices; the residual is float32 always.
+
+    By default what ``kv_dtype`` names, if it names 16 bits; else float16 where matrices are in 4
+    bits, which the kernels decode fastest so, and bfloat16 where they are not.
+    """
+    name = str(dtype).removeprefix("torch.") if dtype is not None else kv_dtype
+    return CUDA_DTYPES.get(name, torch.float16 if packed else torch.bfloat16)
+
+
+def check_cuda_kv_dtype(
+    kv_dtype: str, max_len: int, dtype: torch.dtype = torch.bfloat16
+) -> torch.dtype:
+    """What the CUDA backend keeps KV in; "auto" is fp8 above ``FP8_KV_ABOVE`` positions.
+
+    Below it is ``dtype``, that of the activations, the only one of 16 bits that it can be.
+    """
     if kv_dtype == "auto":
-        kv_dtype = "fp8" if max_len > FP8_KV_ABOVE else "bfloat16"
+        return KV_DTYPES["fp8"] if max_len > FP8_KV_ABOVE else dtype
     if kv_dtype not in KV_DTYPES:
         raise InvalidSettingError(
             f"kv_dtype={kv_dtype!r}: expected one of auto, {', '.join(KV_DTYPES)} with "
             "backend='cuda'"
         )
-    return KV_DTYPES[kv_dtype]
+    kind = KV_DTYPES[kv_dtype]
+    if kind.itemsize > 1 and kind != dtype:
+        raise InvalidSettingError(
+            f"kv_dtype={kv_dtype!r} with dtype={str(dtype).removeprefix('torch.')!r}: KV in 16 "
+            "bits has the dtype of the activations; use 'auto' or 'fp8'"
+        )
+    return kind
 
 
 def use_packed_cache() -> bool:
@@ -125,10 +150,10 @@ def cuda_problem() -> str | None:
 
 def check_cuda(device: str | torch.device | None, dtype: str | torch.dtype | None) -> None:
     """Refuse the CUDA backend where it cannot run, and settings that are not its own."""
-    if dtype is not None and str(dtype).removeprefix("torch.") != "bfloat16":
+    if dtype is not None and str(dtype).removeprefix("torch.") not in CUDA_DTYPES:
         raise InvalidSettingError(
-            f"dtype={dtype!r}: backend='cuda' computes in bfloat16; use None, or "
-            "backend='reference'"
+            f"dtype={dtype!r}: backend='cuda' computes in {' or '.join(CUDA_DTYPES)}; use None, "
+            "or backend='reference'"
         )
     problem = cuda_problem()
     if problem is not None:

@@ -85,7 +85,7 @@ def diff(
 
     with Waiting("comparing") as waiting:
         from bytebound.backends import choose_backend
-        from bytebound.settings import check_cuda_kv_dtype, check_device
+        from bytebound.settings import check_device
 
         waiting.check()
         folder, config = find_model(model)
@@ -103,7 +103,7 @@ def diff(
             folder,
             config,
             max_len=max_len,
-            kv_dtype=check_cuda_kv_dtype(kv_dtype, max_len),
+            kv_dtype=kv_dtype,
             device=_gpu(),
             reference_device=reference_device,
         )

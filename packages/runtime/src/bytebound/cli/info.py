@@ -270,9 +270,9 @@ def cuda_plan(
     here, at most ``limit``.
     """
     from bytebound.cuda.shapes import shape_problem
-    from bytebound.settings import check_cuda_kv_dtype
+    from bytebound.settings import KV_DTYPES, check_choice
 
-    check_cuda_kv_dtype(kv_dtype, max_len)
+    check_choice("kv_dtype", kv_dtype, ("auto", *KV_DTYPES))
     if shape_problem(config) is not None:
         return None
     try:
@@ -294,7 +294,7 @@ def cuda_plan(
 
 def card_record(read_gb_s: float | None, budget: Report) -> Report:
     """CUDA on this machine, and the limit of a card: the one described, else the one here."""
-    from bytebound.cli.bandwidth import read_bandwidth_gb_s
+    from bytebound.bandwidth import read_bandwidth_gb_s
 
     try:
         from bytebound_kernels import cuda_status

@@ -94,11 +94,11 @@ class Cycle:
             if depth > 0:
                 before = self.ids[depth : 1 + depth]
                 out = head.run(before, out, self._draft_positions[depth - 1 : depth])
-            logits = head.logits(out)
             if choice.sampled:
-                self.sampler.draw_draft(logits, self.words, depth, guess)
+                self.sampler.draw_draft(head.logits(out), self.words, depth, guess)
             else:
-                self.sampler.pick_draft(logits, guess)
+                logits = head.own_logits(out)
+                self.sampler.pick_draft(logits, head.mtp.draft_ids, guess)
 
     def _choose(self, choice: Choice) -> None:
         rows = 1 + choice.num_drafts

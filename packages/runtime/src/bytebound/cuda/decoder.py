@@ -56,12 +56,15 @@ class CudaDecoder:
         self._form = Form(Choice(0))
         self._remaining = 0
 
+    @torch.inference_mode()
     def warm_up(self) -> None:
         """Run and record every form that a request without logprobs may need."""
+        row = self.executor.prefill([0])
         counts = range(self.num_draft_tokens + 1)
         if self.by_head or self.draft is None:
             counts = range(self._most_drafts, self._most_drafts + 1)
         for sampled in (False, True):
+            self.cycle.begin(row, self._hidden(), position=1)
             self._run("first", Form(Choice(0, sampled=sampled)))
             for count in counts:
                 choice = Choice(count, sampled=sampled, drawn_drafts=sampled and self.by_head)
@@ -83,7 +86,7 @@ class CudaDecoder:
         row = self.reader.read(prompt)
         self._sampler, self._remaining = sampler, limit
         self.cycle.sampler.load(sampler, prompt)
-        self.cycle.begin(row, len(prompt))
+        self.cycle.begin(row, self._hidden(), len(prompt))
         first = Choice(
             0,
             sampled=not sampler.greedy,
@@ -132,7 +135,12 @@ class CudaDecoder:
                 "backend in float32"
             )
         guesses = report.ids.tolist()[1 : 1 + report.form.choice.num_drafts]
-        return Step(tuple(guesses), emitted, self._logprob_of(report))
+        return Step(tuple(guesses), emitted, self._logprob_of(report), report.device_s)
+
+    def _hidden(self) -> torch.Tensor:
+        if self.executor.last_hidden is None:
+            raise RuntimeError("no prompt was processed")
+        return self.executor.last_hidden
 
     def _logprob_of(self, report: "_Report") -> Callable[[int, int], TokenLogprob]:
         if not report.form.choice.with_logprobs or self._sampler is None:
@@ -159,8 +167,9 @@ class CudaDecoder:
 
     def _launch(self, kind: str, form: Form) -> None:
         """Enqueue a turn, and the copy of its result to the host."""
-        self._run(kind, form)
         report = self._free.popleft()
+        report.start()
+        self._run(kind, form)
         report.fetch(self.cycle, form)
         self._flying.append(report)
 
@@ -191,6 +200,7 @@ class _Report:
     ids: torch.Tensor
     logprob_values: torch.Tensor
     logprob_ids: torch.Tensor
+    begun: torch.cuda.Event | None
     event: torch.cuda.Event | None
     form: Form
 
@@ -207,9 +217,22 @@ class _Report:
             like(cycle.ids),
             like(sampler.logprob_values),
             like(sampler.logprob_ids),
-            torch.cuda.Event() if on_gpu else None,  # type: ignore[no-untyped-call]
+            torch.cuda.Event(enable_timing=True) if on_gpu else None,  # type: ignore[no-untyped-call]
+            torch.cuda.Event(enable_timing=True) if on_gpu else None,  # type: ignore[no-untyped-call]
             Form(Choice(0)),
         )
+
+    @property
+    def device_s(self) -> float:
+        """Seconds from the start of the turn to the arrival of its result."""
+        if self.begun is None or self.event is None:
+            return 0.0
+        return float(self.begun.elapsed_time(self.event)) / 1e3
+
+    def start(self) -> None:
+        """Note on the device that the turn begins."""
+        if self.begun is not None:
+            self.begun.record()
 
     def fetch(self, cycle: Cycle, form: Form) -> None:
         """Enqueue the copies behind the turn."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from bytebound import tensor_names as names
+from bytebound.bandwidth import read_bandwidth_gb_s
 from bytebound.checkpoint import StoredModel, output_head, read_headers
 from bytebound.config import ModelConfig
 from bytebound.cuda import fusion
@@ -26,12 +27,12 @@ from bytebound.drafts.base import Draft
 from bytebound.memory import MemoryPlan
 from bytebound.prompt_reader import PromptReader
 from bytebound.reading import Progress, read_weights
-from bytebound.settings import check_cuda_kv_dtype
+from bytebound.settings import activations_dtype, check_cuda_kv_dtype
 from bytebound.shard_hashes import stamps
 from bytebound.shards import StoredTensor
 from bytebound.vram import allocatable_bytes
 
-DTYPE = torch.bfloat16  # of the activations
+BANDWIDTH_BUFFER = 1 << 30  # large beside any L2 cache, read in a fraction of a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class CudaParts:
     make_mtp: Callable[[], CudaMtpDraft]
     memory_plan: MemoryPlan
     bytes_per_token: float
+    read_gb_s: float | None  # measured on this card
 
     def make_decoder(
         self, draft: Draft | None, num_draft_tokens: int, reader: PromptReader
@@ -58,6 +60,7 @@ def load_cuda(
     config: ModelConfig,
     *,
     max_len: int,
+    dtype: str | torch.dtype | None = None,
     kv_dtype: str,
     num_draft_tokens: int,
     by_mtp: bool = True,
@@ -70,19 +73,21 @@ def load_cuda(
     """Check shape and memory, load the weights, compile what prompts need.
 
     ``folder`` None stands for random weights. ``draft_ids`` int32 [N] is the draft vocabulary.
+    ``dtype`` and ``kv_dtype`` as ``activations_dtype`` and ``check_cuda_kv_dtype`` take them.
     ``num_draft_tokens`` is 0 without drafts; ``by_mtp``: they come from the MTP head. A folder with
     4-bit matrices is kept in the kernels' form beside it, if ``use_packed_cache``, and read from
     there the next time. ``device`` None is PyTorch's current GPU.
     """
     check_shape(config)
-    kind = check_cuda_kv_dtype(kv_dtype, max_len)
     device = device or torch.device("cuda", torch.cuda.current_device())
     seen = {} if folder is None else stamps(folder.glob("*.safetensors"))
     stored = None if folder is None else read_headers(folder, config)
+    activations = activations_dtype(dtype, kv_dtype, packed=stored is None or bool(stored.packed))
+    kind = check_cuda_kv_dtype(kv_dtype, max_len, activations)
     with_mtp = bool(config.mtp_num_hidden_layers) if stored is None else stored.with_mtp
     cache = None
     if folder is not None and stored is not None and stored.packed and use_packed_cache:
-        cache = PackedCache.of(folder, config, stored, seen=seen, device=device, dtype=DTYPE)
+        cache = PackedCache.of(folder, config, stored, seen=seen, device=device, dtype=activations)
     found = None if cache is None else cache.find()
     memory = CudaMemory(
         config,
@@ -96,6 +101,7 @@ def load_cuda(
         ),
         Card.of(device),
         kv_dtype,
+        activations,
         draft_ids=0 if draft_ids is None or not with_mtp else draft_ids.numel(),
         num_draft_tokens=num_draft_tokens,
         by_mtp=by_mtp,
@@ -103,11 +109,20 @@ def load_cuda(
     )
     available = allocatable_bytes(device) + memory.card.context_bytes
     plan = memory.check_fits(available, max_len)
+    read_gb_s = read_bandwidth_gb_s(BANDWIDTH_BUFFER)
+    torch.cuda.empty_cache()
     if folder is None or stored is None:
-        weights = random_weights(config, dtype=DTYPE, device=device, draft_ids=draft_ids)
+        weights = random_weights(config, dtype=activations, device=device, draft_ids=draft_ids)
     else:
         weights = load_weights(
-            folder, config, stored, device=device, cache=cache, found=found, on_progress=on_progress
+            folder,
+            config,
+            stored,
+            device=device,
+            dtype=activations,
+            cache=cache,
+            found=found,
+            on_progress=on_progress,
         )
         if draft_ids is not None and weights.mtp is not None:
             head = stored_draft_head(stored, weights.lm_head, draft_ids)
@@ -125,6 +140,7 @@ def load_cuda(
         ),
         plan,
         memory.bytes_per_token(kind),
+        read_gb_s,
     )
 
 
@@ -134,13 +150,14 @@ def load_weights(
     stored: StoredModel,
     *,
     device: torch.device,
-    dtype: torch.dtype = DTYPE,
+    dtype: torch.dtype | None = None,
     cache: PackedCache | None = None,
     found: PackedFile | None = None,
     on_progress: Progress | None = None,
 ) -> ModelWeights:
     """Read the folder into fused matrices: packed ones in 4 bits, the rest in ``dtype``.
 
+    ``dtype`` None is the default of ``activations_dtype``.
     ``found`` is what ``cache`` holds of them; without it they are read from the folder, and kept in
     ``cache``.
 
@@ -148,6 +165,7 @@ def load_weights(
         CheckpointError: values are not what they must be.
     """
     prefix = stored.prefix
+    dtype = dtype or activations_dtype(None, "auto", packed=bool(stored.packed))
     parts = None
     if cache is not None and found is not None:
         parts = cache.load(found, on_progress)

@@ -32,7 +32,12 @@ from bytebound.memory import (
     state_bytes,
 )
 from bytebound.quantized import PackedMatrix
-from bytebound.settings import FP8_KV_ABOVE, check_cuda_kv_dtype, cuda_problem
+from bytebound.settings import (
+    FP8_KV_ABOVE,
+    activations_dtype,
+    check_cuda_kv_dtype,
+    cuda_problem,
+)
 from bytebound.snapshots import snapshot_budget
 from bytebound.tensor_names import Shape
 from bytebound.vram import (
@@ -111,6 +116,7 @@ class CudaMemory:
     stored: Stored
     card: Card
     kv_dtype: str = "auto"  # as the caller asked for it
+    dtype: torch.dtype = torch.bfloat16  # of the activations
     draft_ids: int = 0  # size of the draft vocabulary
     num_draft_tokens: int = 0
     by_mtp: bool = True  # whether the MTP head drafts, where there is one; its weights are held
@@ -131,7 +137,7 @@ class CudaMemory:
         small = [size for name, size in self._vectors() if not name.startswith(names.MTP_PREFIX)]
         small_mtp = [size for name, size in self._vectors() if name.startswith(names.MTP_PREFIX)]
         table = config.vocab_size * config.hidden_size * BYTES
-        kv_dtype = check_cuda_kv_dtype(self.kv_dtype, max_len)
+        kv_dtype = check_cuda_kv_dtype(self.kv_dtype, max_len, self.dtype)
         kv = self._kv(max_len, kv_dtype)
         mtp_kv = kv if self._drafts_by_mtp else 0
         states = state_bytes(config, BYTES)
@@ -156,7 +162,7 @@ class CudaMemory:
             graphs=self._graphs(),
             cuda_context=self.card.context_bytes,
             backend="cuda",
-            kv_dtype="fp8" if kv_dtype.itemsize == 1 else "bfloat16",
+            kv_dtype="fp8" if kv_dtype.itemsize == 1 else str(kv_dtype).removeprefix("torch."),
             random_weights=stored.random,
         )
 
@@ -323,7 +329,8 @@ def plan_for(
     card = Card.nominal()
     if cuda_problem() is None:
         card = Card.of(torch.device("cuda", torch.cuda.current_device()))
-    return CudaMemory(config, of_model, card, kv_dtype, num_draft_tokens=num_draft_tokens)
+    dtype = activations_dtype(None, kv_dtype, packed=folder is None or bool(packed))
+    return CudaMemory(config, of_model, card, kv_dtype, dtype, num_draft_tokens=num_draft_tokens)
 
 
 def free_bytes() -> int | None:

@@ -31,6 +31,8 @@ class MtpHead:
     kv: KvCache
     step: Step  # its ``position`` serves calls from the host
     joined: torch.Tensor  # [MAX_ROWS, 2 * D]: embedding and hidden state, normed
+    all_logits: torch.Tensor  # float32 [1, vocab]: minus infinity outside the draft vocabulary
+    draft_ids: torch.Tensor | None  # int64 [N], of the draft vocabulary
 
     @classmethod
     def empty(
@@ -61,6 +63,8 @@ class MtpHead:
             KvCache.empty(config, max_len, kv_dtype, device),
             Step(config, buffers, workspaces, frequencies, position),
             buffers.hidden.new_zeros(MAX_ROWS, 2 * config.hidden_size),
+            torch.full((1, config.vocab_size), -torch.inf, device=device),
+            None if weights.mtp.draft_ids is None else weights.mtp.draft_ids.long(),
         )
 
     def run(self, ids: torch.Tensor, hidden: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
@@ -80,11 +84,20 @@ class MtpHead:
         step.norm(x, self.mtp.norm, out)
         return out
 
-    def logits(self, out: torch.Tensor) -> torch.Tensor:
-        """Output head over one row [1, D]: fp32 [1, vocab], good until the next call."""
-        logits = self.step.buffers.logits[:1]
-        self.weights.lm_head.matvec(out, logits, self.step.workspaces)
+    def own_logits(self, out: torch.Tensor) -> torch.Tensor:
+        """Output head over one row [1, D]: fp32 [1, N], good until the next call.
+
+        N counts the ids of the draft vocabulary, ``mtp.draft_ids``, or without one all ids.
+        """
+        matrix = self.mtp.draft_head or self.weights.lm_head
+        logits = self.step.buffers.logits[:1, : matrix.n]
+        matrix.matvec(out, logits, self.step.workspaces)
         return logits
+
+    def logits(self, out: torch.Tensor) -> torch.Tensor:
+        """``own_logits`` over the whole vocabulary: fp32 [1, vocab], good until the next call."""
+        logits, ids = self.own_logits(out), self.draft_ids
+        return logits if ids is None else self.all_logits.index_copy_(1, ids, logits)
 
     def run_chunk(self, ids: torch.Tensor, hidden: torch.Tensor, start: int) -> torch.Tensor:
         """Any number of rows from position ``start``, as ``run``; out [n, D]."""

@@ -1,7 +1,7 @@
 """The reference with the very weights that the CUDA backend multiplies by: what it is held against.
 
 In float32, since the reference must not round where the kernels round; but with the values of
-weights that the kernels have, which are those of the folder in bfloat16.
+weights that the kernels have, which are those of the folder in the dtype of the activations.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from bytebound import weights as plain
 from bytebound.checkpoint import load_checkpoint, read_headers
 from bytebound.config import ModelConfig
 from bytebound.cuda.executor import CudaExecutor
-from bytebound.cuda.loading import DTYPE, load_weights
+from bytebound.cuda.loading import load_weights
 from bytebound.cuda.matrices import DenseMatrix, GatedDenseMatrix, Matrix, PackedMatrix
 from bytebound.cuda.random_weights import random_weights
 from bytebound.cuda.taps import TappedMatrix
@@ -24,6 +24,7 @@ from bytebound.cuda.weights import (
     ModelWeights,
 )
 from bytebound.reference.executor import ReferenceExecutor
+from bytebound.settings import activations_dtype, check_cuda_kv_dtype
 
 
 def load_pair(
@@ -31,7 +32,7 @@ def load_pair(
     config: ModelConfig,
     *,
     max_len: int,
-    kv_dtype: torch.dtype,
+    kv_dtype: str,
     device: torch.device,
     reference_device: torch.device,
 ) -> tuple[ReferenceExecutor, CudaExecutor]:
@@ -41,24 +42,34 @@ def load_pair(
         CheckpointError: see ``load_checkpoint``.
     """
     if folder is None:
-        weights = random_weights(config, dtype=DTYPE, device=device)
+        dtype = activations_dtype(None, kv_dtype, packed=True)
+        weights = random_weights(config, dtype=dtype, device=device)
         reference = reference_of(weights, config, max_len=max_len)
     else:
         stored = read_headers(folder, config)
-        weights = load_weights(folder, config, stored, device=device)
-        reference = load_reference(folder, config, max_len=max_len, device=reference_device)
-    return reference, CudaExecutor(weights, config, max_len=max_len, kv_dtype=kv_dtype)
+        dtype = activations_dtype(None, kv_dtype, packed=bool(stored.packed))
+        weights = load_weights(folder, config, stored, device=device, dtype=dtype)
+        reference = load_reference(
+            folder, config, max_len=max_len, dtype=dtype, device=reference_device
+        )
+    kind = check_cuda_kv_dtype(kv_dtype, max_len, dtype)
+    return reference, CudaExecutor(weights, config, max_len=max_len, kv_dtype=kind)
 
 
 def load_reference(
-    folder: Path, config: ModelConfig, *, max_len: int, device: torch.device
+    folder: Path,
+    config: ModelConfig,
+    *,
+    max_len: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> ReferenceExecutor:
     """Read the folder by the reference's own path, which shares nothing with that of the kernels.
 
     Raises:
         CheckpointError: see ``load_checkpoint``.
     """
-    weights = load_checkpoint(folder, config, dtype=DTYPE, device=device).weights
+    weights = load_checkpoint(folder, config, dtype=dtype, device=device).weights
     for _, tensor in plain.iter_tensors(weights):
         tensor.data = tensor.float()
     return ReferenceExecutor(weights, config, max_len=max_len)
@@ -94,7 +105,8 @@ def values_of(matrix: Matrix) -> list[torch.Tensor]:
             packed = matrix.weight
             count = 1 + packed.interleaved
             shape, device = (count * packed.n, packed.k), packed.data.device
-            values = bk.w4_unpack(packed, out=torch.empty(shape, dtype=DTYPE, device=device))
+            out = torch.empty(shape, dtype=torch.float16, device=device)
+            values = bk.w4_unpack(packed, out=out)
             return list(values.float().chunk(count))
     raise TypeError(f"{type(matrix).__name__} is no matrix of this package")
 

@@ -12,7 +12,7 @@ from bytebound_kernels import prefill as many
 
 from bytebound.config import ModelConfig
 from bytebound.cuda.buffers import split_qkv
-from bytebound.cuda.matrices import Workspaces
+from bytebound.cuda.matrices import SWIGLU_SCALE, Workspaces
 from bytebound.cuda.state import GatedDeltaState, KvCache, LayerState, SequenceState
 from bytebound.cuda.step import delta_rows
 from bytebound.cuda.weights import (
@@ -99,9 +99,9 @@ class Chunk:
         weights.out_proj.matmul(out, x, self.workspaces, residual=x)
 
     def _mlp(self, x: torch.Tensor, y: torch.Tensor, weights: MlpWeights) -> None:
-        inner = y.new_empty(y.shape[0], weights.gate_up.n)
-        weights.gate_up.matmul(y, inner, self.workspaces)
-        weights.down_proj.matmul(inner, x, self.workspaces, residual=x)
+        inner, scale = y.new_empty(y.shape[0], weights.gate_up.n), SWIGLU_SCALE[y.dtype]
+        weights.gate_up.matmul(y, inner, self.workspaces, scale=scale)
+        weights.down_proj.matmul(inner, x, self.workspaces, residual=x, scale=1 / scale)
 
 
 def embed(ids: torch.Tensor, weights: ModelWeights, dtype: torch.dtype) -> torch.Tensor:

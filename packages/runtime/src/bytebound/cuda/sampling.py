@@ -96,9 +96,9 @@ class DeviceSampler:
             known = torch.tensor(sorted(set(prompt)), dtype=torch.int32).to(self.seen.device)
             self.seen.index_fill_(0, known.long(), 1)
 
-    def pick_draft(self, logits: torch.Tensor, out: torch.Tensor) -> None:
-        """Guess the highest of ``logits`` [1, vocab], as the draft ranks them."""
-        bk.argmax(logits, out=out, workspace=self._argmax)
+    def pick_draft(self, logits: torch.Tensor, ids: torch.Tensor | None, out: torch.Tensor) -> None:
+        """Guess the highest of ``logits`` [1, N], of ``ids`` [N] or, without, of all ids."""
+        bk.argmax(logits, out=out, workspace=self._argmax, id_map=ids)
 
     def draw_draft(
         self, logits: torch.Tensor, words: torch.Tensor, depth: int, out: torch.Tensor

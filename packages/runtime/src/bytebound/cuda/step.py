@@ -14,7 +14,7 @@ from bytebound_kernels import GdnRows
 
 from bytebound.config import ModelConfig
 from bytebound.cuda.buffers import Buffers, split_qkv
-from bytebound.cuda.matrices import Workspaces
+from bytebound.cuda.matrices import SWIGLU_SCALE, Workspaces
 from bytebound.cuda.state import GatedDeltaState, KvCache, LayerState, SequenceState
 from bytebound.cuda.weights import (
     AttentionWeights,
@@ -125,9 +125,9 @@ class Step:
         weights.out_proj.matvec(out, x, self.workspaces, residual=x)
 
     def _mlp(self, x: torch.Tensor, y: torch.Tensor, weights: MlpWeights) -> None:
-        inner = self.buffers.inner[: x.shape[0]]
-        weights.gate_up.matvec(y, inner, self.workspaces)
-        weights.down_proj.matvec(inner, x, self.workspaces, residual=x)
+        inner, scale = self.buffers.inner[: x.shape[0]], SWIGLU_SCALE[y.dtype]
+        weights.gate_up.matvec(y, inner, self.workspaces, scale=scale)
+        weights.down_proj.matvec(inner, x, self.workspaces, residual=x, scale=1 / scale)
 
 
 def settle(weights: ModelWeights, state: SequenceState, config: ModelConfig) -> None:

@@ -15,7 +15,7 @@ RecordT = TypeVar("RecordT")
 class TappedMatrix:
     """Implements ``Matrix``: does what ``matrix`` does, and shows every product to ``tap``.
 
-    The tensors shown are those of the pass: whoever wants to keep one copies it.
+    The tensors shown may be those of the pass: whoever wants to keep one copies it.
     """
 
     def __init__(self, matrix: Matrix, place: Place, tap: Tap) -> None:
@@ -42,11 +42,12 @@ class TappedMatrix:
         out: torch.Tensor,
         workspaces: Workspaces,
         residual: torch.Tensor | None = None,
+        scale: float = 1.0,
     ) -> None:
         """See Matrix."""
         before = None if residual is None else residual.clone()  # out is mostly the same memory
-        self.matrix.matvec(x, out, workspaces, residual)
-        self.tap(Product(self.place, x, before, out))
+        self.matrix.matvec(x, out, workspaces, residual, scale)
+        self._show(x, before, out, scale)
 
     def matmul(
         self,
@@ -54,10 +55,21 @@ class TappedMatrix:
         out: torch.Tensor,
         workspaces: Workspaces,
         residual: torch.Tensor | None = None,
+        scale: float = 1.0,
     ) -> None:
         """See Matrix."""
         before = None if residual is None else residual.clone()
-        self.matrix.matmul(x, out, workspaces, residual)
+        self.matrix.matmul(x, out, workspaces, residual, scale)
+        self._show(x, before, out, scale)
+
+    def _show(
+        self, x: torch.Tensor, before: torch.Tensor | None, out: torch.Tensor, scale: float
+    ) -> None:
+        """Show the product as it were without a scale: SwiGLU's result is kept times one."""
+        if scale != 1 and before is None:
+            out = out.float() / scale
+        elif scale != 1:
+            x = x.float() * scale
         self.tap(Product(self.place, x, before, out))
 
 

@@ -10,7 +10,7 @@ SAMPLES = 15
 _ROW = 8192  # elements that one reduction takes; whole rows keep every multiprocessor busy
 
 
-def read_bandwidth_gb_s() -> float | None:
+def read_bandwidth_gb_s(buffer_bytes: int = BUFFER_BYTES) -> float | None:
     """GB/s of the fastest of several passes over a large buffer; None without a GPU.
 
     A reduction in float64 reads everything once and writes next to nothing. The fastest pass
@@ -22,7 +22,7 @@ def read_bandwidth_gb_s() -> float | None:
         return None
     try:
         free, _ = torch.cuda.mem_get_info()
-        rows = min(BUFFER_BYTES, free // 2) // (8 * _ROW)
+        rows = min(buffer_bytes, free // 2) // (8 * _ROW)
         buffer = torch.ones(max(rows, 1), _ROW, dtype=torch.float64, device="cuda")
         out = torch.empty(len(buffer), dtype=torch.float64, device="cuda")
         best_ms = min(_pass_ms(buffer, out) for _ in range(SAMPLES))
