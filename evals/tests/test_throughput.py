@@ -142,6 +142,16 @@ def test_not_enough_memory(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> N
         measure("none")
 
 
+def test_a_model_is_called_without_its_folder() -> None:
+    for model, name in (
+        ("tiny", "tiny"),
+        ("/data/models/m-4bit/", "m-4bit"),
+        ("random:qwen3.5-27b", "random:qwen3.5-27b"),
+        ("random:/data/shape/config.json", "random:config.json"),
+    ):
+        assert Settings(model).name == name
+
+
 def test_the_recorded_command_says_the_same() -> None:
     settings = Settings(
         "some/folder/m/",

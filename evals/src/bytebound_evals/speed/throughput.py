@@ -8,6 +8,7 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bytebound.backends import choose_backend
@@ -81,9 +82,8 @@ class Settings:
     @property
     def name(self) -> str:
         """The model without the folders of one machine."""
-        if self.is_random:
-            return self.model
-        return self.model.rstrip("/").rsplit("/", 1)[-1]
+        kind = RANDOM if self.is_random else ""
+        return kind + Path(self.model.removeprefix(kind)).name
 
     @property
     def on_gpu(self) -> bool:
