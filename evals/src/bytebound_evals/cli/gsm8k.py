@@ -11,6 +11,8 @@ from bytebound_evals.cli.errors import FAILED, INTERRUPTED, OK, complain
 
 DEFAULT_TOKENS = {False: 1024, True: 8192}  # by whether the model thinks first
 DEFAULT_SHOTS = {"chat": 0, "completion": 8}
+DEFAULT_CONTEXT = 8192
+PROMPT_ROOM = 4096
 NOTE = "Greedy; a reply that the token limit cut off counts as wrong."
 
 
@@ -62,7 +64,9 @@ def gsm8k(
     max_len: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Context. Default: 8192, or the model's limit if that is lower."
+            metavar="N",
+            help="Context. Default: the longest reply and 4096 tokens, at least 8192, but not "
+            "beyond the model's limit.",
         ),
     ] = None,
     draft: quality_opt.Draft = "mtp",
@@ -93,6 +97,10 @@ def gsm8k(
         max_tokens=DEFAULT_TOKENS[thinking] if max_tokens is None else max_tokens,
         instruction=instruction,
     )
+    if max_len is None:
+        max_len = min(
+            ModelRun(model).limit, max(DEFAULT_CONTEXT, settings.max_tokens + PROMPT_ROOM)
+        )
     run = ModelRun(model, backend, device, dtype, kv_dtype, max_len, draft)
     run.check_length("max tokens", settings.max_tokens)
     problems = load_problems(
