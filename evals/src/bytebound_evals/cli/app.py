@@ -1,7 +1,6 @@
 """The commands put together, and the one place where an exception becomes an exit code."""
 
 import contextlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from bytebound_evals.cli.errors import (
     complain,
 )
 from bytebound_evals.cli.gate import gate
+from bytebound_evals.cli.quality import COMMANDS as QUALITY_COMMANDS
 from bytebound_evals.cli.report import report
 from bytebound_evals.cli.suite import suite
 from bytebound_evals.cli.throughput import throughput
@@ -34,9 +34,7 @@ from bytebound_evals.errors import EvalError
 _PARSER_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
 # The name of a command is that of its function, "_" as "-".
-COMMANDS: list[Callable[..., int]] = [suite, throughput, report, gate]
-if importlib.util.find_spec("bytebound_evals.cli.quality") is not None:
-    COMMANDS += importlib.import_module("bytebound_evals.cli.quality").COMMANDS
+COMMANDS: list[Callable[..., int]] = [*QUALITY_COMMANDS, throughput, suite, report, gate]
 
 app = typer.Typer(
     help="Measure quality and speed of bytebound models on one yardstick.",
