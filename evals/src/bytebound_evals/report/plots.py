@@ -129,6 +129,7 @@ def _kl(sources: Sequence[Source], folder: Path) -> Plot | None:
                     form, (one.x, one.y), textcoords="offset points", xytext=(6, 4), fontsize=8
                 )
         axes.set(xlabel="bits per weight", ylabel="KL(16 bit || form), nats a token")
+        axes.margins(x=0.15, y=0.15)  # room for the names
         axes.set_ylim(bottom=0)
     return Plot(
         file,

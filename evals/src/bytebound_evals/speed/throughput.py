@@ -282,7 +282,8 @@ class Throughput:
         if draft.kind == "none":
             self._replies[_key(job)] = reply
             ends = [i for i, token in enumerate(reply, start=1) if token in end_ids]
-            if job.prompt is not None and ends and not self.settings.is_random:
+            before = bool(ends) and ends[0] < len(reply)
+            if job.prompt is not None and before and not self.settings.is_random:
                 measured.ended[job.prompt] = ends[0]
             return
         plain = self._replies.get(_key(job))
