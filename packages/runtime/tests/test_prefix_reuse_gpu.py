@@ -73,7 +73,7 @@ def test_states_are_the_same_bits() -> None:
 
 def test_memory_levels_off_over_a_long_conversation() -> None:
     """E03 on the device; then a prompt as long as the context."""
-    engine = load(draft="mtp", max_len=32_768)
+    engine = load(draft="mtp", max_len=8192)
     choose = random.Random(3)
     prompt = [choose.randrange(10, 900) for _ in range(300)]
     params = SamplingParams(max_tokens=4, ignore_eos=True)

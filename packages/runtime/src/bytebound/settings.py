@@ -51,7 +51,7 @@ def check_max_len(max_len: int | None, config: ModelConfig) -> int:
 def check_device(device: str | torch.device | None) -> torch.device:
     """A device that exists here; None takes the GPU if there is one."""
     if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         where = torch.device(device)
     except (RuntimeError, TypeError):
@@ -65,6 +65,8 @@ def check_device(device: str | torch.device | None) -> torch.device:
             f"device={device!r}: PyTorch sees {torch.cuda.device_count()} CUDA devices here; "
             "use 'cpu'"
         )
+    if where == torch.device("cuda"):
+        return torch.device("cuda", torch.cuda.current_device())
     return where
 
 

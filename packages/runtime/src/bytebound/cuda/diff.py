@@ -27,6 +27,8 @@ from bytebound.taps import EMBEDDING, FUSED, PARTS, Place, Product
 APART_BOUND = 2e-2
 # Ten such ops a layer, each on what the ones before it have made of their roundings.
 TOGETHER_BOUND = 1e-1
+# A norm ends the op, and enlarges the rounding of a row whose recurrent output is next to nothing.
+GATED_DELTA_BOUND = 1e-1
 FLOAT8_BOUND = 1e-1  # of attention to a cache whose values keep 4 bits: 2^-5 on average, up to 2^-4
 _TAIL = 16  # ids of the prompt that goes on behind the passes
 
@@ -276,6 +278,8 @@ class _Comparison:
 
     def _bound(self, place: Place) -> float:
         bound = self._pair.bound
+        if place.op == "gated_delta_net":
+            return max(bound, GATED_DELTA_BOUND)
         rounded = self._pair.float8 and place.op == "attention"
         return max(bound, FLOAT8_BOUND) if rounded else bound
 
