@@ -9,12 +9,15 @@ as a caller sees it. Writes all samples in the form that bench/README.md describ
 """
 
 import argparse
+import gc
 import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +26,13 @@ from bytebound import Engine, SamplingParams
 from bytebound.cuda.cycle import Cycle, Form
 from bytebound.cuda.decoder import CudaDecoder
 from bytebound.cuda.sampling import Choice
+from bytebound.draft_vocab import FORMAT, FORMAT_VERSION
+from bytebound.loading import find_model
 from bytebound_kernels import devices
 from bytebound_kernels.bench.cases import measure_read_bandwidth
 from bytebound_kernels.bench.memory import find_backend
 from quant_layer import card
+from safetensors.torch import save_file
 
 SHORT, LONG = 1024, 32 * 1024
 VERIFY_ROWS = (1, 2, 3, 5, 8)
@@ -102,7 +108,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "engine": "graph",
         "new_tokens": arguments.tokens,
         "device": devices()[0].name,
-        "kv_dtype": "bfloat16",
+        "kv_dtype": engine.memory_plan.kv_dtype if engine.memory_plan else "",
     }
     limit = {"bytes_per_token": per_token, "read_gb_s": read}
     metrics: dict[str, Any] = {}
@@ -157,7 +163,29 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 ratio = [one / base for one, base in zip(turns, plain_ms, strict=True)]
                 record("cycle4_over_plain", "ratio", "lower", ratio, **details)
     engine.decoder = with_drafts
+    if arguments.draft_ids:
+        del engine, with_drafts
+        gc.collect()
+        torch.cuda.empty_cache()
+        measure_draft_vocab(arguments, record)
     return metrics
+
+
+def measure_draft_vocab(arguments: argparse.Namespace, record: Callable[..., None]) -> None:
+    """A cycle whose guesses come from the first ids alone, as a draft vocabulary keeps them."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        path = Path(folder, "vocab.safetensors")
+        ids = torch.arange(arguments.draft_ids, dtype=torch.int32)
+        about = {"format": FORMAT, "format_version": FORMAT_VERSION}
+        about["vocab_size"] = str(find_model(arguments.model)[1].vocab_size)
+        save_file({"ids": ids}, path, metadata=about)
+        engine = Engine.from_pretrained(
+            arguments.model, backend="cuda", num_draft_tokens=4, max_len=4096, draft_vocab=path
+        )
+    forms = {"cycle4_draft_vocab_1k.ms": Form(Choice(4), by_head=True)}
+    for name, values in turn_times(engine, forms, arguments.samples).items():
+        record(name, "ms", "lower", values, prompt_tokens=SHORT, draft_ids=arguments.draft_ids)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -168,6 +196,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--depths", action="store_true", help="all depths, not 4 alone")
+    parser.add_argument("--draft-ids", type=int, help="also with a draft vocabulary of so many ids")
     parser.add_argument("--commit", help="what is measured, where there is no repository")
     arguments = parser.parse_args(argv)
     write(arguments.json, "decode", measure(arguments), arguments.commit, argv)
