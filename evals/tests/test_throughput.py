@@ -142,6 +142,12 @@ def test_not_enough_memory(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> N
         measure("none")
 
 
+def test_replies_that_ended_early_are_named() -> None:
+    ended = note_of(Measured(ended={"math": 9, "json": 10}), Settings("tiny"))
+    assert ended.endswith("came to their own end: math after 9, json after 10 tokens.")
+    assert "own end" not in note_of(Measured(), Settings("tiny"))
+
+
 def test_a_model_is_called_without_its_folder() -> None:
     for model, name in (
         ("tiny", "tiny"),

@@ -7,7 +7,7 @@ and ``V`` uint16 ``q`` (padded to an even count): log p = lowest + scale * q.
 
 Such rows are rounded to 16 bits, and what was far below the top is raised to the lowest value. So
 they serve to judge that engine's own perplexity and top choice, and are no reference for a small KL
-divergence (``is_rounded``).
+divergence.
 """
 
 import struct
@@ -23,7 +23,6 @@ from bytebound_evals.errors import DataError
 MAGIC = b"_logits_"
 _HEADER = struct.Struct("<3i")
 _ROW_HEADER = 4  # uint16 that two float32 take
-is_rounded = True
 
 
 @dataclass(frozen=True, slots=True)
