@@ -305,6 +305,7 @@ def test_stop_strings_end_the_answer_and_not_the_thought(
     engine: Any = ReplyEngine(lambda prompt: reply)
     found = generate_reply(engine, [1], params, think_end="</think>", opened=opened)
     assert found.text == expected
+    assert engine.params[0].stop == ()  # the engine itself would stop within the thought
 
 
 def test_a_prompt_that_opens_a_thought_is_answered_behind_it(ours: ByteboundLM) -> None:

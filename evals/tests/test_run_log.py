@@ -37,6 +37,17 @@ def test_a_line_that_was_cut_off_is_dropped(cut: int, tmp_path: Path) -> None:
     assert path.read_bytes() == whole
 
 
+def test_nothing_of_a_dropped_line_stays_behind_a_shorter_one(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    with RunLog(path, SETTINGS) as log:
+        log.add("0", {"reply": "long" * 100})
+    path.write_bytes(path.read_bytes()[:-5])
+    with RunLog(path, SETTINGS) as log:
+        log.add("0", {"reply": "short"})
+    with RunLog(path, SETTINGS) as log:
+        assert log.done == {"0": {"reply": "short"}}
+
+
 @pytest.mark.parametrize("kept", [0, 5, 30])
 def test_a_log_that_was_cut_off_in_its_first_line_begins_anew(kept: int, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
