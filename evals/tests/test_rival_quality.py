@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from bytebound_evals.errors import DataError, RivalError
+from bytebound_evals.results import read_result
 from bytebound_evals.rivals.http import Server
 from bytebound_evals.rivals.logits_file import open_logits_file
-from bytebound_evals.rivals.prompt_logprobs import DIALECTS, perplexity
+from bytebound_evals.rivals.prompt_logprobs import DIALECTS
+from bytebound_evals.rivals.quality import served_perplexity
+from bytebound_evals.windows import CutText, Window, WindowRule
 
 from .fake_rival import FakeRival, serving
+from .test_rivals import load
 
 IDS = [11, 12, 13]
 
@@ -49,7 +53,6 @@ def score(dialect: str, answer: Any) -> tuple[list[float], dict[str, Any]]:
 def test_every_id_but_the_first_has_its_value(dialect: str) -> None:
     values, request = score(dialect, FORMS[dialect](None, -1.5, -0.25))
     assert values == [-1.5, -0.25]
-    assert perplexity(values) == pytest.approx(math.exp(0.875))
     assert request.get("prompt", request.get("input_ids")) == IDS
 
 
@@ -86,6 +89,40 @@ def test_values_of_other_ids() -> None:
     answer["meta_info"]["input_token_logprobs"][1][1] = 77
     with pytest.raises(RivalError, match="scored id 77 where 12 was sent"):
         score("sglang", answer)
+
+
+def test_a_servers_perplexity_is_over_our_windows_and_targets() -> None:
+    """Two windows of four ids, two of them scored in the second: the rest is context."""
+    windows = (Window(0, (1, 2, 3, 4), 1), Window(0, (3, 4, 5, 6), 2))
+    text = CutText("made up", WindowRule(4, 2), windows, 1, 6)
+    rival = FakeRival()
+    rival.scores = {"choices": [{"logprobs": {"token_logprobs": [None, -1.0, -2.0, -4.0]}}]}
+    with serving(rival) as url:
+        found = served_perplexity(Server(url), "model", "echo", text)
+    assert [request["prompt"] for request in rival.requests] == [[1, 2, 3, 4], [3, 4, 5, 6]]
+    assert found.loss == pytest.approx((7 + 6) / 5)
+    assert found.ppl == pytest.approx(math.exp(13 / 5))
+
+
+def test_the_runner_of_quality(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = load("quality")
+    out = tmp_path / "q.json"
+    write_logits(tmp_path / "kld")
+    words = ["--name", "llama_cpp", "--out", str(out)]
+    assert module.main([*words, "--logits-file", str(tmp_path / "kld")]) == 0
+    metric = read_result(out).metrics["llama_cpp.ppl"]
+    losses = [8 - 0.001 * (1000 * row + token) for row, token in enumerate([4, 0, 0, 1])]
+    assert metric.median == pytest.approx(math.exp(sum(losses) / 4), rel=1e-4)
+    assert metric.case["scored"] == 4
+    assert "second half" in metric.case["rule"]
+    assert module.main(words) == 2
+    assert "expected --logits-file, or --url" in capsys.readouterr().err
+    rival = FakeRival()
+    rival.scores = {"choices": [{"text": "x"}]}
+    with serving(rival) as url:
+        served = [*words, "--url", url, "--tokenizer", "tiny", "--window", "16"]
+        assert module.main([*served, "--max-tokens", "32"]) == 1
+    assert "does not score prompts" in capsys.readouterr().err
 
 
 CONTEXT, VOCAB, CHUNKS = 6, 5, 2

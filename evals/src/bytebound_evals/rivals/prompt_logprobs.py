@@ -77,11 +77,6 @@ DIALECTS: Mapping[str, Callable[[Server, str, Sequence[int]], list[float]]] = {
 }
 
 
-def perplexity(logprobs: Sequence[float]) -> float:
-    """Return exp of the mean of -log p."""
-    return math.exp(-math.fsum(logprobs) / len(logprobs))
-
-
 def _field(server: Server, answer: Any, *path: str | int) -> Any:
     found = answer
     for key in path:

@@ -161,7 +161,7 @@ def _run(rival: Rival, options: argparse.Namespace, argv: list[str]) -> int:
 
 def _requests(rival: Rival, options: argparse.Namespace) -> list[_Request]:
     """Depths and prompts: ids or text by the model's own tokenizer and template, else as chat."""
-    tokenizer = None if options.tokenizer is None else _tokenizer(options.tokenizer)
+    tokenizer = None if options.tokenizer is None else open_tokenizer(options.tokenizer)
     label = f"mtp{options.draft_tokens}" if options.draft_tokens else "plain"
     for name, value, least in (("--tokens", options.tokens, 2), ("--samples", options.samples, 1)):
         if value < least:
@@ -296,7 +296,13 @@ def _note(
     return " ".join(parts)
 
 
-def _tokenizer(model: str) -> "Tokenizer":
+def open_tokenizer(model: str) -> "Tokenizer":
+    """The tokenizer of a model folder or name, which --tokenizer gave.
+
+    Raises:
+        UsageError: the folder holds none.
+        CheckpointError: there is no such folder.
+    """
     from bytebound.names import resolve_model
     from bytebound.text.tokenizer import load_tokenizer
 
