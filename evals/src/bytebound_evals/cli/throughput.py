@@ -12,7 +12,7 @@ from bytebound_evals.speed.drafts import DraftSpec
 if TYPE_CHECKING:
     from bytebound_evals.speed.prompts import Prompt
 
-DEFAULT_DRAFTS = ("none", "ngram:4", "mtp:2", "mtp:4")
+DEFAULT_DRAFTS = ("none", "ngram:4", "mtp:4")
 DEFAULT_RANDOM_DRAFTS = ("none", "mtp:4", "forced:4@0.5", "forced:4@0.7", "forced:4@0.9")
 DEFAULT_DEPTHS = (512, 2048)
 
@@ -33,8 +33,8 @@ def throughput(
         typer.Option(
             metavar="SPEC",
             help="none, ngram:K, mtp:K or forced:K@RATE (replays the plain reply with errors); may "
-            "be repeated. Default: none, ngram:4, mtp:2 and mtp:4; with random weights none, "
-            "mtp:4 and three forced rates.",
+            "be repeated. Default: none, ngram:4 and mtp:4; with random weights none, mtp:4 and "
+            "three forced rates.",
         ),
     ] = None,
     depth: Annotated[
