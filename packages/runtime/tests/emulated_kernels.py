@@ -168,6 +168,7 @@ class Kernels:
         num_accepted: Tensor,
         eps: float,
         out: Tensor,
+        state_settled: bool = False,
     ) -> Tensor:
         assert not commit and rows.qkv.dtype == state.conv_window.dtype == weights.conv.dtype
         accepted = int(num_accepted)

@@ -121,6 +121,8 @@ class Step:
             num_accepted=num_accepted,
             eps=self.config.rms_norm_eps,
             out=out,
+            # keep_rows, an ordinary launch, lies between this pass and the one that wrote it.
+            state_settled=True,
         )
         weights.out_proj.matvec(out, x, self.workspaces, residual=x)
 
