@@ -73,6 +73,8 @@ def test_a_change_beyond_the_tolerance_but_within_noise_is_said_and_passes() -> 
     head = result({"a.tok_s": metric(65, 82, 92, 104, 125)})
     comparison = compare(base, head)
     assert verdicts(comparison) == {"a.tok_s": "noisy"}
+    assert "1 changed beyond their tolerance, but within noise" in comparison.sentence()
+    assert comparison.sentence() in markdown(comparison, base, head)
     assert not comparison.failed
 
 

@@ -126,12 +126,7 @@ def _terminal(comparison: "Comparison") -> str:
             console.print(remark, markup=False)
         for title, rows in sections(comparison):
             console.print(terminal(title, rows))
-        failed = sum(row.fails for row in comparison.rows)
-        console.print(
-            f"{failed} of {len(comparison.rows)} metrics fail"
-            if failed
-            else f"passed: {len(comparison.rows)} metrics"
-        )
+        console.print(comparison.sentence())
     return captured.get()
 
 

@@ -82,6 +82,16 @@ class Comparison:
         """Whether any row fails."""
         return any(row.fails for row in self.rows)
 
+    def sentence(self) -> str:
+        """The outcome; what noise hid is said, as a gate that cannot see passes everything."""
+        count = len(self.rows)
+        failed = sum(row.fails for row in self.rows)
+        noisy = sum(row.verdict == "noisy" for row in self.rows)
+        outcome = f"{failed} of {count} metrics fail" if failed else f"passed: {count} metrics"
+        if noisy:
+            outcome += f"; {noisy} changed beyond their tolerance, but within noise"
+        return outcome
+
 
 def merged(results: Sequence[Result]) -> Result:
     """Rounds of one measurement as one result.

@@ -46,14 +46,12 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def markdown(comparison: Comparison, base: Result, head: Result) -> str:
     """The whole report; text that came from a file cannot break out of its cell."""
-    failed = sum(row.fails for row in comparison.rows)
-    verdict = f"**{failed} of {len(comparison.rows)} metrics fail.**" if failed else "**Passed.**"
     machine = ", ".join(f"{key} {value}" for key, value in head.machine.items())
     lines = [
         MARKER,
         "## Performance gate",
         "",
-        f"{verdict} Base `{_escaped(base.commit)}`, head `{_escaped(head.commit)}`; "
+        f"**{comparison.sentence()}.** Base `{_escaped(base.commit)}`, head `{_escaped(head.commit)}`; "
         f"{_escaped(machine)}.",
     ]
     lines += [f"- {_escaped(remark)}" for remark in comparison.remarks]
