@@ -94,6 +94,20 @@ def test_any_number_of_guesses(executor: CudaExecutor, count: int) -> None:
         assert result.token_ids == plain, draft
 
 
+def test_an_adaptive_depth_changes_no_token(executor: CudaExecutor) -> None:
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    plain = engine(executor, "none", 1, on_device=True).generate(PROMPT, params).token_ids
+    made = make_draft("mtp", executor)
+    decoder = CudaDecoder(executor, made, 5, adaptive_depth=True)
+    own = Engine(executor, draft=made, decoder=decoder, config=executor.config)
+    drawn = SamplingParams(max_tokens=60, ignore_eos=True, temperature=1.0, seed=4)
+    result, texts = own.generate(PROMPT, params), [own.generate(PROMPT, drawn) for _ in range(2)]
+    assert result.token_ids == plain
+    # Noise predicts nothing: the depth falls to one guess a turn.
+    assert result.stats.drafted < 3 * result.stats.steps
+    assert texts[0].token_ids == texts[1].token_ids
+
+
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("limit", [0, 1, 2, 5, 11])
 def test_it_ends_where_it_must(executor: CudaExecutor, draft: str, limit: int) -> None:

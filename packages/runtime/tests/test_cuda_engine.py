@@ -69,6 +69,13 @@ def test_thousands_of_tokens_are_plain_greedys(plain: Engine, count: int) -> Non
     assert len(wanted) == 2000 and result.token_ids == wanted
 
 
+def test_an_adaptive_depth_changes_no_token(prompt: list[int], expected: list[int]) -> None:
+    engine = load(draft="mtp", num_draft_tokens=7, adaptive_depth=True)
+    result = engine.generate(prompt, GREEDY)
+    assert result.token_ids == expected
+    assert result.stats.steps < result.stats.drafted < 7 * result.stats.steps
+
+
 @pytest.mark.parametrize("draft", ["none", "mtp", "ngram"])
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_recordings_choose_as_the_host_does(prompt: list[int], kind: str, draft: str) -> None:

@@ -96,6 +96,7 @@ class Engine:
         draft_vocab: str | PathLike[str] | None = None,
         seed: int | None = None,
         snapshot_bytes: int | str | None = None,
+        adaptive_depth: bool = False,
         vram_limit: int | str | None = None,
         on_progress: Progress | None = None,
     ) -> "Engine":
@@ -119,7 +120,9 @@ class Engine:
         ``snapshot_bytes`` bounds the states kept for prompts that begin as an earlier one did: a
         number or a text such as "512MiB", 0 keeps none, None the default (16 states, 1 GiB at
         most). With a Draft that cannot go back (``RewindingDraft``) none are kept.
-        ``vram_limit``, such as "32GiB", caps what this process takes of the GPU until it ends.
+        ``adaptive_depth`` lets "cuda" with "mtp" guess 1 to ``num_draft_tokens`` ids a turn, as
+        many as have lately been worth it. ``vram_limit``, such as "32GiB", caps what this process
+        takes of the GPU until it ends.
         ``on_progress(done, total)`` is told about bytes of weights as they are read.
 
         Raises CheckpointError (damaged folder), UnsupportedModelError (another family or format),
@@ -139,6 +142,7 @@ class Engine:
             num_draft_tokens=num_draft_tokens,
             draft_vocab=draft_vocab,
             snapshot_bytes=snapshot_bytes,
+            adaptive_depth=adaptive_depth,
             vram_limit=vram_limit,
             on_progress=on_progress,
         )

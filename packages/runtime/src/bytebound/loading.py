@@ -82,7 +82,12 @@ class _Backend(Protocol):
     @property
     def read_gb_s(self) -> float | None: ...
     def make_decoder(
-        self, draft: Draft | None, num_draft_tokens: int, reader: PromptReader
+        self,
+        draft: Draft | None,
+        num_draft_tokens: int,
+        reader: PromptReader,
+        *,
+        adaptive_depth: bool,
     ) -> Decoder: ...
 
 
@@ -96,7 +101,12 @@ class _ReferenceParts:
     read_gb_s: float | None = None  # what limits it is not the memory
 
     def make_decoder(
-        self, draft: Draft | None, num_draft_tokens: int, reader: PromptReader
+        self,
+        draft: Draft | None,
+        num_draft_tokens: int,
+        reader: PromptReader,
+        *,
+        adaptive_depth: bool,
     ) -> HostDecoder:
         return HostDecoder(self.executor, draft, num_draft_tokens, reader)
 
@@ -114,6 +124,7 @@ def load_engine_parts(
     draft_vocab: str | PathLike[str] | None,
     vram_limit: int | str | None = None,
     snapshot_bytes: int | str | None = None,
+    adaptive_depth: bool = False,
     on_progress: Progress | None = None,
 ) -> EngineParts:
     """Check settings, load the folder, build the parts. See ``Engine.from_pretrained``.
@@ -144,6 +155,11 @@ def load_engine_parts(
         raise CheckpointError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, "
             f"the model only {config.vocab_size}"
+        )
+    if adaptive_depth and (chosen.name != "cuda" or draft != "mtp"):
+        raise InvalidSettingError(
+            f"adaptive_depth=True: the depth adapts with backend='cuda' and draft='mtp'; got "
+            f"{chosen.name!r} and {draft!r}"
         )
     draft_ids = None
     if draft_vocab is not None:
@@ -191,7 +207,7 @@ def load_engine_parts(
         executor=parts.executor,
         draft=drafts,
         num_draft_tokens=num_draft_tokens,
-        decoder=parts.make_decoder(drafts, num_draft_tokens, reader),
+        decoder=parts.make_decoder(drafts, num_draft_tokens, reader, adaptive_depth=adaptive_depth),
         tokenizer=tokenizer,
         config=config,
         end_ids=(*config.eos_token_ids, *(tokenizer.eos_ids if tokenizer else ())),

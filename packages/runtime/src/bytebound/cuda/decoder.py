@@ -13,6 +13,7 @@ import bytebound_kernels as bk
 import torch
 
 from bytebound.cuda.cycle import Cycle, Form
+from bytebound.cuda.depth import AdaptiveDepth, DepthPolicy, FixedDepth
 from bytebound.cuda.executor import CudaExecutor
 from bytebound.cuda.graphs import Recordings
 from bytebound.cuda.mtp import CudaMtpDraft
@@ -40,6 +41,8 @@ class CudaDecoder:
         draft: Draft | None,
         num_draft_tokens: int,
         reader: PromptReader | None = None,
+        *,
+        adaptive_depth: bool = False,
     ) -> None:
         self.executor = executor
         self.draft = draft
@@ -55,14 +58,18 @@ class CudaDecoder:
         self._sampler: Sampler | None = None  # None: the request is the host's
         self._form = Form(Choice(0))
         self._remaining = 0
+        self._depth: DepthPolicy = FixedDepth(0 if draft is None else num_draft_tokens)
+        if self.by_head and adaptive_depth:
+            self._depth = AdaptiveDepth(num_draft_tokens)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Run and record every form that a request without logprobs may need."""
         row = self.executor.prefill([0])
-        counts = range(self.num_draft_tokens + 1)
-        if self.by_head or self.draft is None:
-            counts = range(self._most_drafts, self._most_drafts + 1)
+        if isinstance(self._depth, FixedDepth) and self._runs_ahead:
+            counts = range(self._depth.depth, self._depth.depth + 1)
+        else:  # the host, or the policy, asks for any number
+            counts = range(1 if self.by_head else 0, self.num_draft_tokens + 1)
         for sampled in (False, True):
             self.cycle.begin(row, self._hidden(), position=1)
             self._run("first", Form(Choice(0, sampled=sampled)))
@@ -92,9 +99,9 @@ class CudaDecoder:
             sampled=not sampler.greedy,
             with_logprobs=sampler.params.logprobs is not None,
         )
-        count = self._most_drafts
-        choice = replace(first, num_drafts=count, drawn_drafts=first.sampled and self.by_head)
+        choice = replace(first, drawn_drafts=first.sampled and self.by_head)
         self._form = Form(choice, by_head=self.by_head)
+        self._depth.begin()
         self._launch("first", Form(first))
         return self._offer()
 
@@ -104,23 +111,27 @@ class CudaDecoder:
         if self._sampler is None:
             return self._host.advance(taken)
         self._remaining -= len(taken)
-        if self.draft is not None and not self.by_head:
+        if self.draft is not None and not self._runs_ahead:
             self._launch("turn", self._guessed_by_host(self.draft, taken, self._sampler))
             return self._offer()
         if not self._flying:
-            self._launch("turn", self._form)
+            self._launch_ahead()
         return self._offer()
 
     @property
-    def _most_drafts(self) -> int:
-        return 0 if self.draft is None else self.num_draft_tokens
+    def _runs_ahead(self) -> bool:
+        """Whether a turn needs nothing from the host."""
+        return self.draft is None or self.by_head
+
+    def _launch_ahead(self) -> None:
+        choice = replace(self._form.choice, num_drafts=self._depth.depth)
+        self._launch("turn", replace(self._form, choice=choice))
 
     def _offer(self) -> Step:
         """Start the next turn if it is needed whatever this one emits; then read this one."""
         report = self._flying[0]
-        runs_ahead = self.draft is None or self.by_head
-        if runs_ahead and report.form.choice.num_drafts + 1 < self._remaining:
-            self._launch("turn", self._form)
+        if self._runs_ahead and report.form.choice.num_drafts + 1 < self._remaining:
+            self._launch_ahead()
         self._flying.popleft()
         self._free.append(report)
         if report.event is not None:
@@ -134,6 +145,7 @@ class CudaDecoder:
                 "the model's logits are not all finite. Check the checkpoint with the reference "
                 "backend in float32"
             )
+        self._depth.observe(report.form.choice.num_drafts, len(emitted) - 1)
         guesses = report.ids.tolist()[1 : 1 + report.form.choice.num_drafts]
         return Step(tuple(guesses), emitted, self._logprob_of(report), report.device_s)
 

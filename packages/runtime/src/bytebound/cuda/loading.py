@@ -47,10 +47,17 @@ class CudaParts:
     read_gb_s: float | None  # measured on this card
 
     def make_decoder(
-        self, draft: Draft | None, num_draft_tokens: int, reader: PromptReader
+        self,
+        draft: Draft | None,
+        num_draft_tokens: int,
+        reader: PromptReader,
+        *,
+        adaptive_depth: bool = False,
     ) -> CudaDecoder:
         """The loop on the device, with everything recorded that requests need."""
-        decoder = CudaDecoder(self.executor, draft, num_draft_tokens, reader)
+        decoder = CudaDecoder(
+            self.executor, draft, num_draft_tokens, reader, adaptive_depth=adaptive_depth
+        )
         decoder.warm_up()
         return decoder
 
