@@ -51,8 +51,9 @@ def markdown(comparison: Comparison, base: Result, head: Result) -> str:
         MARKER,
         "## Performance gate",
         "",
-        f"**{comparison.sentence()}.** Base `{_escaped(base.commit)}`, head `{_escaped(head.commit)}`; "
-        f"{_escaped(machine)}.",
+        f"**{comparison.sentence()}.**",
+        "",
+        f"Base `{_escaped(base.commit)}`, head `{_escaped(head.commit)}`; {_escaped(machine)}.",
     ]
     lines += [f"- {_escaped(remark)}" for remark in comparison.remarks]
     if head.note:
