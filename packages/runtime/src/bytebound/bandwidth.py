@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+# What an engine measures with while it loads: large beside any L2 cache.
+LOAD_BUFFER_BYTES = 512 << 20
 BUFFER_BYTES = 8 << 30  # the larger, the less a launch costs beside it
 SAMPLES = 15
 _ROW = 8192  # elements that one reduction takes; whole rows keep every multiprocessor busy

@@ -17,8 +17,9 @@ from bytebound.executor import Observer, Snapshot
 
 PREFILL_CHUNK = 2048  # rows of a wide pass: bounds its scratch whatever the prompt's length
 # A wide pass unpacks every matrix, so that fewer rows hardly cost less: w4_unpack_cublas of 17 and
-# of 256 rows in bench/results/h200/kernels.json.
+# of 256 rows in bench/results/h200/kernels-prompts.json.
 PREFILL_FLOOR = 256
+SCORE_ROWS = 64  # of logits on the device at once: a megabyte each for a large vocabulary
 
 
 class CudaExecutor:
@@ -148,12 +149,13 @@ class CudaExecutor:
     def score(self, ids: Sequence[int]) -> torch.Tensor:
         """Teacher-forced logits [T, vocab] fp32 in host memory; position t predicts id t+1."""
         self.reset()
-        chunks = [
-            self._logits(self._wide_pass(ids[start : start + self.prefill_chunk])).cpu()
+        blocks = [
+            self._logits(block).cpu()
             for start in range(0, len(ids), self.prefill_chunk)
+            for block in self._wide_pass(ids[start : start + self.prefill_chunk]).split(SCORE_ROWS)
         ]
         self.reset()
-        return torch.cat(chunks)
+        return torch.cat(blocks)
 
     def explain_non_finite(self, ids: Sequence[int]) -> str:
         """Which op makes NaN or infinity of ``ids``. See ``bytebound.diagnosis``."""

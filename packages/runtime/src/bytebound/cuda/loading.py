@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from bytebound import tensor_names as names
-from bytebound.bandwidth import read_bandwidth_gb_s
+from bytebound.bandwidth import LOAD_BUFFER_BYTES, read_bandwidth_gb_s
 from bytebound.checkpoint import StoredModel, output_head, read_headers
 from bytebound.config import ModelConfig
 from bytebound.cuda import fusion
@@ -31,8 +31,6 @@ from bytebound.settings import activations_dtype, check_cuda_kv_dtype
 from bytebound.shard_hashes import stamps
 from bytebound.shards import StoredTensor
 from bytebound.vram import allocatable_bytes
-
-BANDWIDTH_BUFFER = 1 << 30  # large beside any L2 cache, read in a fraction of a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,7 @@ def load_cuda(
     )
     available = allocatable_bytes(device) + memory.card.context_bytes
     plan = memory.check_fits(available, max_len)
-    read_gb_s = read_bandwidth_gb_s(BANDWIDTH_BUFFER)
+    read_gb_s = read_bandwidth_gb_s(LOAD_BUFFER_BYTES)
     torch.cuda.empty_cache()
     if folder is None or stored is None:
         weights = random_weights(config, dtype=activations, device=device, draft_ids=draft_ids)

@@ -7,7 +7,7 @@ allocator takes for them, which rounds a large tensor up to whole 2 MiB.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import bytebound_kernels as bk
@@ -15,6 +15,7 @@ import torch
 from bytebound_kernels import prefill as many
 
 from bytebound import tensor_names as names
+from bytebound.bandwidth import LOAD_BUFFER_BYTES
 from bytebound.checkpoint import read_headers
 from bytebound.config import ModelConfig
 from bytebound.cuda import fusion
@@ -145,7 +146,7 @@ class CudaMemory:
         kept, scratch = self._kept_rows(), self._scratch(max_len, matrices)
         later = config.num_attention_layers * kv + mtp_kv + states + kept + scratch
         snapshot = states + config.hidden_size * BYTES
-        return MemoryPlan(
+        plan = MemoryPlan(
             max_len=max_len,
             weights=self._taken(one.num_bytes for one in decoder) + self._taken(small),
             embedding=self._taken([table]),
@@ -165,6 +166,9 @@ class CudaMemory:
             kv_dtype="fp8" if kv_dtype.itemsize == 1 else str(kv_dtype).removeprefix("torch."),
             random_weights=stored.random,
         )
+        # The bandwidth is measured before the weights come.
+        short = taken(LOAD_BUFFER_BYTES) - (plan.total - plan.cuda_context)
+        return plan if short <= 0 else replace(plan, loading=plan.loading + short)
 
     def check_fits(self, limit_bytes: int, max_len: int) -> MemoryPlan:
         """Return the plan, or refuse it: see ``bytebound.memory.check_fits``."""
