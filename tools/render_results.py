@@ -19,6 +19,27 @@ from bytebound_evals.results import Result, read_result
 BEGIN = "<!-- results:begin -->"
 END = "<!-- results:end -->"
 NOTHING = "Nothing measured yet: there is no file under `bench/results`."
+HEADLINES = (
+    (
+        "h200/decode",
+        "plain_1k.tok_s",
+        "27B shape, random weights: plain decoding, 1,024 positions cached",
+    ),
+    (
+        "h200/decode",
+        "plain_1k.percent_of_limit",
+        "the same, of what the card's memory bandwidth allows",
+    ),
+    ("h200/decode", "plain_32k_over_1k", "the same at 32,768 positions, against 1,024"),
+    ("h200/decode", "cycle4_all_accepted.tok_s", "four drafts a cycle, all forced to stand"),
+    ("h200/decode", "cycle4_over_plain", "such a cycle, in plain steps"),
+    ("h200/prefill", "prompt_2k.tok_s", "a prompt of 2,048 tokens"),
+    ("h200/prefill", "prompt_8k.tok_s", "a prompt of 8,192 tokens"),
+    ("h200/load", "packed_27b.s", "packed weights of a 27B model from the page cache"),
+    ("tiny/quality", "rtn.kl", "`tiny` rounded to 4 bits: KL from 16 bits"),
+    ("tiny/quality", "gptq_mse.kl", "`tiny` in 4 bits by GPTQ: KL from 16 bits"),
+)
+"""File, metric, and what it is: what a visitor looks for first. Those there are become a table."""
 NOT_RESULTS = ("tiny/corpus", "tiny/training")
 """Files that lie among the results and are none: what a model was trained on, and the run's log."""
 
@@ -37,11 +58,29 @@ def render(results: dict[str, Result]) -> str:
     """Return the block's text, without its two markers."""
     if not results:
         return NOTHING
-    blocks = [_render_result(name, one) for name, one in results.items() if not one.not_measured]
+    blocks = [list(_render_headlines(results))]
+    blocks += [
+        list(_render_result(name, one)) for name, one in results.items() if not one.not_measured
+    ]
     missing = [(name, one) for name, one in results.items() if one.not_measured]
     if missing:
-        blocks.append(_render_missing(missing))
-    return "\n\n".join("\n".join(block) for block in blocks)
+        blocks.append(list(_render_missing(missing)))
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _render_headlines(results: dict[str, Result]) -> Iterator[str]:
+    """A table of the numbers that matter most; nothing where none of them was measured."""
+    found = [
+        (what, results[file].metrics[name], file)
+        for file, name, what in HEADLINES
+        if file in results and name in results[file].metrics
+    ]
+    if not found:
+        return
+    yield "| what | median | unit | file |"
+    yield "| --- | --- | --- | --- |"
+    for what, metric, file in found:
+        yield f"| {what} | {_number(metric.median)} | {metric.unit} | {file} |"
 
 
 def _render_result(title: str, result: Result) -> Iterator[str]:

@@ -60,8 +60,15 @@ def test_a_result_is_a_table_with_its_conditions(root: Path) -> None:
     assert run(root) == 0
     block = (root / "README.md").read_text().split(render_results.BEGIN)[1]
     lines = block.split(render_results.END)[0].strip().split("\n")
-    assert lines[0] == "<details><summary>h200/decode (2 numbers)</summary>"
-    assert lines[2] == (
+    assert lines[:4] == [
+        "| what | median | unit | file |",
+        "| --- | --- | --- | --- |",
+        "| 27B shape, random weights: plain decoding, 1,024 positions cached | 12.5 | tok/s "
+        "| h200/decode |",
+        "",
+    ]
+    assert lines[4] == "<details><summary>h200/decode (2 numbers)</summary>"
+    assert lines[6] == (
         "**h200/decode**: gpu Some GPU, driver 580.1; commit `abc123`;"
         " `bytebound-evals throughput | tee log`"
     )
