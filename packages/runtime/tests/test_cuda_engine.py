@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from bytebound import Engine, InvalidSettingError, SamplingParams
+from bytebound.cuda.decoder import CudaDecoder
 from bytebound.cuda.executor import CudaExecutor
 from bytebound.drafts import Draft
 
@@ -73,7 +74,24 @@ def test_an_adaptive_depth_changes_no_token(prompt: list[int], expected: list[in
     engine = load(draft="mtp", num_draft_tokens=7, adaptive_depth=True)
     result = engine.generate(prompt, GREEDY)
     assert result.token_ids == expected
-    assert result.stats.steps < result.stats.drafted < 7 * result.stats.steps
+    assert 0 < result.stats.drafted < 7 * result.stats.steps
+
+
+def test_an_answer_longer_than_any_border(plain: Engine) -> None:
+    """E26: recorded turns against eager ones, over thousands of positions; then another request."""
+    params = SamplingParams(max_tokens=4200, ignore_eos=True)
+    ids = plain.tokenizer.encode("import ")
+    answers = []
+    for recorded in (True, False):
+        engine = load(max_len=5000, draft="mtp")
+        decoder = engine.decoder
+        assert isinstance(decoder, CudaDecoder)
+        if not recorded:
+            decoder._recordings._graphs.clear()
+            decoder._recordings._can_record = False
+        answers.append(engine.generate(ids, params).token_ids)
+        answers.append(engine.generate(ids * 40, GREEDY).token_ids)
+    assert len(answers[0]) == 4200 and answers[:2] == answers[2:]
 
 
 @pytest.mark.parametrize("draft", ["none", "mtp", "ngram"])

@@ -120,7 +120,7 @@ class Engine:
         ``snapshot_bytes`` bounds the states kept for prompts that begin as an earlier one did: a
         number or a text such as "512MiB", 0 keeps none, None the default (16 states, 1 GiB at
         most). With a Draft that cannot go back (``RewindingDraft``) none are kept.
-        ``adaptive_depth`` lets "cuda" with "mtp" guess 1 to ``num_draft_tokens`` ids a turn, as
+        ``adaptive_depth`` lets "cuda" with "mtp" guess 0 to ``num_draft_tokens`` ids a turn, as
         many as have lately been worth it. ``vram_limit``, such as "32GiB", caps what this process
         takes of the GPU until it ends.
         ``on_progress(done, total)`` is told about bytes of weights as they are read.

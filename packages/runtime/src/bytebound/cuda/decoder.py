@@ -69,7 +69,7 @@ class CudaDecoder:
         if isinstance(self._depth, FixedDepth) and self._runs_ahead:
             counts = range(self._depth.depth, self._depth.depth + 1)
         else:  # the host, or the policy, asks for any number
-            counts = range(1 if self.by_head else 0, self.num_draft_tokens + 1)
+            counts = range(self.num_draft_tokens + 1)
         for sampled in (False, True):
             self.cycle.begin(row, self._hidden(), position=1)
             self._run("first", Form(Choice(0, sampled=sampled)))

@@ -152,7 +152,9 @@ class CudaExecutor:
         blocks = [
             self._logits(block).cpu()
             for start in range(0, len(ids), self.prefill_chunk)
-            for block in self._wide_pass(ids[start : start + self.prefill_chunk]).split(SCORE_ROWS)
+            for block in torch.split(
+                self._wide_pass(ids[start : start + self.prefill_chunk]), SCORE_ROWS
+            )
         ]
         self.reset()
         return torch.cat(blocks)
