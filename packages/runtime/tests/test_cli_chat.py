@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bytebound.cli.thinking import ThinkingSplitter, begins_thinking
 from bytebound.text.tokenizer import Tokenizer
 
 from .cli_runs import Folders, Outcome, Run, folders, run, script_engine
@@ -89,7 +88,7 @@ def test_thinking_stays_off_stdout_and_out_of_the_history(
     assert "let me see" in outcome.err
 
     first, second = map(json.loads, chat("hi\nhi\n", "--thinking", "--json").out.splitlines())
-    assert (first["thinking"], first["content"]) == ("let me see\n", "hello")
+    assert (first["thinking"], first["content"]) == ("let me see", "hello")
     history = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "hello"},
@@ -143,35 +142,3 @@ def test_a_random_model_answers(chat: Chat, folders: Folders) -> None:
     outcome = chat("hi\nhi\n", "--json", "--max-tokens", 4, model=folders.text)
     assert outcome.code == 0
     assert [len(json.loads(line)["token_ids"]) for line in outcome.out.splitlines()] == [4, 4]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
-@pytest.mark.parametrize(
-    ("thinking", "text", "thought", "answer"),
-    [
-        (True, "so <b\n</think>\n\nyes </think>", "so <b\n", "yes </think>"),
-        (True, "never ends </thi", "never ends </thi", ""),
-        (False, "\n plain <think> text", "", "\n plain <think> text"),
-        (False, "<think>\nhm</think>yes", "hm", "yes"),
-        (False, "<thin air", "", "<thin air"),
-        (False, "", "", ""),
-    ],
-)
-def test_thinking_is_split_off_however_the_text_is_cut(
-    thinking: bool, text: str, thought: str, answer: str, size: int
-) -> None:
-    split = ThinkingSplitter(thinking=thinking)
-    pieces = [split.push(text[start : start + size]) for start in range(0, len(text), size)]
-    pieces.append(split.flush())
-    assert "".join(piece[0] for piece in pieces) == split.thought == thought
-    assert "".join(piece[1] for piece in pieces) == split.answer == answer
-
-
-def test_only_the_template_opens_a_think_block(tokenizer: Tokenizer) -> None:
-    messages = [{"role": "user", "content": "what does <think> mean?"}]
-    on = tokenizer.apply_chat_template(messages, enable_thinking=True)
-    off = tokenizer.apply_chat_template(messages, enable_thinking=False)
-    neither = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
-    assert begins_thinking(tokenizer, on)
-    assert not begins_thinking(tokenizer, off)
-    assert not begins_thinking(tokenizer, neither)

@@ -1,4 +1,4 @@
-"""The command line: ``bytebound generate | chat | info | diff``.
+"""The command line: ``bytebound generate | chat | serve | info | diff``.
 
 Knows the engine's public surface and nothing below it. torch and transformers are imported inside
 the commands, so that ``--help`` answers at once. Exit codes: 0 done, 1 a check or a run failed,

@@ -23,6 +23,7 @@ from bytebound.cli.errors import (
 )
 from bytebound.cli.generate import generate
 from bytebound.cli.info import info
+from bytebound.cli.serve import serve
 from bytebound.errors import ByteboundError
 
 # typer builds on a click of its own or on the installed one, depending on its version; the parent
@@ -35,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_COMMANDS = {command.__name__: command for command in (generate, chat, info, diff)}
+_COMMANDS = {command.__name__: command for command in (generate, chat, serve, info, diff)}
 for _command in _COMMANDS.values():
     app.command()(_command)
 

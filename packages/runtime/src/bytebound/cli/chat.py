@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from bytebound.cli import options as opt
 from bytebound.cli.errors import OK
+from bytebound.cli.reply import Reply
 from bytebound.errors import ByteboundError, ContextOverflowError, TokenizerMissingError
 from bytebound.results import StreamEvent
 
 if TYPE_CHECKING:
     from bytebound.cli.answer import Answer
-    from bytebound.cli.thinking import ThinkingSplitter
     from bytebound.engine import Engine
 
 DEFAULT_ANSWER_TOKENS = 1024
@@ -141,7 +141,7 @@ class Conversation:
 
         self._turns.append({"role": "user", "content": text})
         try:
-            answer, split = self._generate()
+            answer, reply = self._generate()
         except ContextOverflowError as error:
             self._turns.pop()
             complain(f"{error}; /reset starts a new conversation")
@@ -149,51 +149,51 @@ class Conversation:
             self._turns.pop()
             complain(str(error))
         else:
-            self._turns.append({"role": "assistant", "content": split.answer.strip()})
-            self._finish(answer, split)
+            self._turns.append({"role": "assistant", "content": reply.answer.strip()})
+            self._finish(answer, reply)
 
-    def _generate(self) -> "tuple[Answer, ThinkingSplitter]":
+    def _generate(self) -> "tuple[Answer, Reply]":
         from bytebound.cli.answer import run_request
         from bytebound.cli.opening import request_params
-        from bytebound.cli.thinking import ThinkingSplitter, begins_thinking
+        from bytebound.text.reply import ReplySplitter
 
         engine = self._engine
         messages: list[dict[str, str]] = list(self._turns)
         if self._system is not None:
             messages.insert(0, {"role": "system", "content": self._system})
         prompt_ids = engine.tokenizer.apply_chat_template(messages, enable_thinking=self._thinking)
-        split = ThinkingSplitter(thinking=begins_thinking(engine.tokenizer, prompt_ids))
+        splitter, reply = ReplySplitter(engine.tokenizer, prompt_ids), Reply()
 
         def show(event: StreamEvent) -> None:
-            self._show(split, *split.push(event.text_delta))
+            self._show(reply, *reply.take(splitter.push(event.token_ids, event.text_delta)))
 
         params = request_params(engine, self._sampling)
         answer = run_request(engine, prompt_ids, params, show)
-        self._show(split, *split.flush())
-        return answer, split
+        self._show(reply, *reply.take(splitter.finish(answer.finish_reason)))
+        return answer, reply
 
-    def _show(self, split: "ThinkingSplitter", thought: str, answer: str) -> None:
-        """Write what came in; ``split`` holds all of it so far."""
+    def _show(self, reply: Reply, thought: str, answer: str) -> None:
+        """Write what came in; ``reply`` holds all of it so far."""
         from bytebound.cli.output import dimmed, emit
 
         if self._as_json:
             return
-        if answer and answer == split.answer and split.thought:
-            thought += "\n" if split.thought.endswith("\n") else "\n\n"
+        if answer and answer == reply.answer and reply.thought:
+            thought += "\n\n"
         if sys.stdout.isatty():
             emit(dimmed(thought, sys.stdout) + answer)
         else:
             sys.stderr.write(thought)
             emit(answer)
 
-    def _finish(self, answer: "Answer", split: "ThinkingSplitter") -> None:
+    def _finish(self, answer: "Answer", reply: Reply) -> None:
         from bytebound.cli.opening import draft_name
         from bytebound.cli.output import emit, emit_json, remark, stats_line
 
         if self._as_json:
-            emit_json(_record(answer, split))
+            emit_json(_record(answer, reply))
             return
-        if not split.answer.endswith("\n"):
+        if not reply.answer.endswith("\n"):
             emit("\n")
         remark(stats_line(answer.stats, answer.finish_reason, draft_name(self._engine)))
         used = answer.stats.prompt_tokens + answer.stats.completion_tokens
@@ -203,11 +203,11 @@ class Conversation:
             remark("the answer was cut at --max-tokens")
 
 
-def _record(answer: "Answer", split: "ThinkingSplitter") -> dict[str, Any]:
+def _record(answer: "Answer", reply: Reply) -> dict[str, Any]:
     return {
         "role": "assistant",
-        "content": split.answer,
-        "thinking": split.thought or None,
+        "content": reply.answer,
+        "thinking": reply.thought or None,
         "token_ids": answer.token_ids,
         "finish_reason": answer.finish_reason,
         "stats": answer.stats.as_dict(),

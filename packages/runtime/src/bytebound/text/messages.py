@@ -25,6 +25,8 @@ from bytebound.errors import InvalidRequestError
 Message = dict[str, Any]
 
 _REMINDER, _REMINDER_END = "<system-reminder>", "</system-reminder>"
+# A line for the service, which changes from request to request: no prefix would outlive it.
+_BILLING = "x-anthropic-billing-header:"
 _SYSTEM_ROLES = ("system", "developer")
 # Reasoning that a service sealed: nobody but that service can read it.
 _SEALED = ("redacted_thinking",)
@@ -64,8 +66,8 @@ def from_anthropic(system: Any, messages: Any) -> list[Message]:
         InvalidRequestError: as for ``from_openai``.
     """
     conversation = _Conversation()
-    if system is not None:
-        for text in _texts("system", system):
+    for text in () if system is None else _texts("system", system):
+        if not text.startswith(_BILLING):
             conversation.add_system(text)
     for place, message in _items("messages", messages):
         role = message.get("role")
@@ -208,24 +210,24 @@ def _add_anthropic_answer(conversation: _Conversation, place: str, content: Any)
     if isinstance(content, str):
         conversation.add_answer(content, "", ())
         return
-    texts, thoughts, calls = list[str](), list[str](), []
+    text, thoughts, calls = "", list[str](), list[tuple[str, str, Message]]()
+    called = False  # since the last text
     for at, block in _items(place, content):
         kind = block.get("type")
         if kind == "text":
-            texts.append(_string(f"{at}.text", block.get("text"), empty=True))
+            more = _string(f"{at}.text", block.get("text"), empty=True)
+            text += f"\n\n{more}" if called and text else more
+            called = False
         elif kind == "thinking":
             thoughts.append(_string(f"{at}.thinking", block.get("thinking"), empty=True))
         elif kind == "tool_use":
-            calls.append(
-                (
-                    _string(f"{at}.id", block.get("id")),
-                    _string(f"{at}.name", block.get("name")),
-                    _arguments(f"{at}.input", block.get("input")),
-                )
-            )
+            call_id = _string(f"{at}.id", block.get("id"))
+            name = _string(f"{at}.name", block.get("name"))
+            calls.append((call_id, name, _arguments(f"{at}.input", block.get("input"))))
+            called = True
         elif kind not in _SEALED:
             _refuse(f"{at}.type", kind, "text, thinking or tool_use")
-    conversation.add_answer("".join(texts), "\n\n".join(filter(None, thoughts)), calls)
+    conversation.add_answer(text, "\n\n".join(filter(None, thoughts)), calls)
 
 
 def _result_text(place: str, block: Mapping[str, Any]) -> str:
