@@ -1,0 +1,106 @@
+"""Bodies of Anthropic's requests.
+
+Agents send more fields every month, and stop working where one is refused. So unknown fields are
+accepted, left out, and named in ``x_bytebound.ignored``; those that would change what a reply may
+hold are refused.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from bytebound.server.fields import MOST_STOPS, Body, StopString
+from bytebound.server.openai_bodies import LARGEST
+
+
+class Thinking(BaseModel):
+    """Whether to think; a budget is not enforced and is named as ignored."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=1, le=LARGEST)
+
+
+class AnthropicTool(BaseModel):
+    """A tool on offer. Tools that run at the provider have another type and are refused."""
+
+    type: Literal["custom"] | None = None
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+    def for_template(self) -> dict[str, Any]:
+        """The tool in the form that chat templates know, which is OpenAI's."""
+        function = {
+            "name": self.name,
+            "description": self.description or "",
+            "parameters": self.input_schema,
+        }
+        return {"type": "function", "function": function}
+
+
+class ToolChoice(BaseModel):
+    """Whether calls are allowed; they cannot be enforced."""
+
+    type: Literal["auto", "none"]
+    disable_parallel_tool_use: Literal[False] | None = None
+
+
+class CountBody(Body):
+    """``POST /v1/messages/count_tokens``: what the prompt is made of."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    model: str
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    system: str | list[dict[str, Any]] | None = None
+    thinking: Thinking | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: ToolChoice | None = None
+
+    @model_validator(mode="after")
+    def _check_unknown(self) -> "CountBody":
+        unknown = self.model_extra or {}
+        config = unknown.get("output_config")
+        if unknown.get("output_format") or (isinstance(config, dict) and config.get("format")):
+            raise ValueError("output_format: structured output is not supported; leave it out")
+        if unknown.get("mcp_servers"):
+            raise ValueError("mcp_servers: this server calls no other; leave it out")
+        return self
+
+    @field_validator("messages")
+    @classmethod
+    def _check_last(cls, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if messages[-1].get("role") == "assistant":
+            raise ValueError("the last message is the assistant's; going on from it is unsupported")
+        return messages
+
+    def offered(self) -> list[AnthropicTool]:
+        """The tools that the model is told of."""
+        unwanted = self.tool_choice is not None and self.tool_choice.type == "none"
+        return [] if unwanted else self.tools or []
+
+    def ignored(self) -> list[str]:
+        """Fields that were given and have no effect."""
+        names = sorted(name[:80] for name in self.model_extra or {})
+        if self.thinking is not None and self.thinking.budget_tokens is not None:
+            names.append("thinking.budget_tokens")
+        return names
+
+
+class MessagesBody(CountBody):
+    """``POST /v1/messages``."""
+
+    max_tokens: int = Field(ge=1, le=LARGEST)
+    stream: bool | None = None
+    stop_sequences: Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0, le=LARGEST)
+    metadata: dict[str, Any] | None = None  # names the client's user, and nobody asks
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields of SamplingParams that were given."""
+        names = ("max_tokens", "temperature", "top_p", "top_k")
+        given = {name: getattr(self, name) for name in names}
+        given["stop"] = self.stop_sequences
+        return {name: value for name, value in given.items() if value is not None}

@@ -1,0 +1,212 @@
+"""The application: routes, failures in the envelope of their protocol, and what is counted."""
+
+from collections.abc import Awaitable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+import bytebound
+from bytebound.engine import Engine
+from bytebound.server.anthropic_bodies import CountBody, MessagesBody
+from bytebound.server.anthropic_messages import count_tokens, create_message
+from bytebound.server.errors import (
+    ClientGoneError,
+    RequestFailure,
+    bad_request,
+    failure_of,
+)
+from bytebound.server.guard import Guard
+from bytebound.server.openai_bodies import ChatBody, CompletionBody
+from bytebound.server.openai_chat import complete_chat
+from bytebound.server.openai_completions import complete
+from bytebound.server.service import Service, json_response
+from bytebound.server.settings import ServerSettings
+from bytebound.server.worker import log_bug
+
+GONE = 499
+ANTHROPIC_PATHS = "/v1/messages"
+LONGEST_INPUT = 60
+
+
+def build_app(engine: Engine, settings: ServerSettings) -> ASGIApp:
+    """Return the ASGI application that serves ``engine``; its lifespan owns the engine's thread.
+
+    Raises:
+        TokenizerMissingError: the model folder holds no tokenizer, so there is no text to serve.
+    """
+    service = Service(engine, settings)
+    app = FastAPI(
+        title="bytebound",
+        version=bytebound.__version__,
+        lifespan=service.lifespan,
+        docs_url=None,  # the pages would load scripts from elsewhere
+        redoc_url=None,
+    )
+    _add_routes(app, service)
+    _add_failures(app, service)
+    return Guard(app, settings, _refusal)
+
+
+def _add_routes(app: FastAPI, service: Service) -> None:
+    counted = service.metrics.requests
+
+    async def run(endpoint: str, work: Awaitable[Response]) -> Response:
+        try:
+            response = await work
+        except ClientGoneError:
+            response = Response(status_code=GONE)  # nobody reads it
+        except Exception as error:
+            failure = failure_of(error)
+            if failure.status == 500:
+                log_bug(error)
+            response = _refusal(endpoint, failure)
+        counted.labels(endpoint, str(response.status_code)).inc()
+        return response
+
+    @app.get("/health")
+    async def health() -> Response:
+        """200 once the engine is warm, 503 before and after it is lost."""
+        ready, facts = service.state()
+        return json_response(facts, 200 if ready else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Figures for Prometheus."""
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        """The one model."""
+        card = _model_card(service)
+        return json_response(
+            {
+                "object": "list",
+                "data": [card],
+                "first_id": card["id"],
+                "last_id": card["id"],
+                "has_more": False,
+            }
+        )
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        """The one model, by its name."""
+        if name != service.settings.model_name:
+            raise _no_model(service, name)
+        return json_response(_model_card(service))
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatBody, request: Request) -> Response:
+        """A turn of a conversation."""
+        _check_model(service, body.model)
+        return await run("/v1/chat/completions", complete_chat(service, body, request))
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        """Text that goes on."""
+        _check_model(service, body.model)
+        return await run("/v1/completions", complete(service, body, request))
+
+    @app.post("/v1/messages")
+    async def messages(body: MessagesBody, request: Request) -> Response:
+        """A turn of a conversation, in Anthropic's form."""
+        return await run("/v1/messages", create_message(service, body, request))
+
+    @app.post("/v1/messages/count_tokens")
+    async def messages_count(body: CountBody) -> Response:
+        """How many tokens the prompt of such a turn has."""
+        return await run("/v1/messages/count_tokens", count_tokens(service, body))
+
+
+def _add_failures(app: FastAPI, service: Service) -> None:
+    def answer(request: Request, failure: RequestFailure) -> Response:
+        route = request.scope.get("route")
+        endpoint = getattr(route, "path", "other")  # a path of the client's could hold anything
+        service.metrics.requests.labels(endpoint, str(failure.status)).inc()
+        return _refusal(request.url.path, failure)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return answer(request, _validation_failure(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        headers = dict(error.headers or {})
+        return answer(
+            request, RequestFailure(error.status_code, str(error.detail), headers=headers)
+        )
+
+    @app.exception_handler(RequestFailure)
+    async def failed(request: Request, error: RequestFailure) -> Response:
+        return answer(request, error)
+
+
+def _refusal(path: str, failure: RequestFailure) -> Response:
+    anthropic = path.startswith(ANTHROPIC_PATHS)
+    body = failure.anthropic() if anthropic else failure.openai()
+    return json_response(body, failure.status, failure.headers)
+
+
+def _validation_failure(errors: Sequence[Any]) -> RequestFailure:
+    """The first thing that is wrong with a body; it names the field and never shows all of it."""
+    error = errors[0]
+    kind, place = error["type"], [str(part) for part in error["loc"] if part != "body"]
+    if kind == "json_invalid":
+        return bad_request(f"the body is not JSON: {error['ctx']['error']}")
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if not place:
+        if not isinstance(error.get("input"), dict):
+            return bad_request(
+                "the body: expected a JSON object, with Content-Type: application/json"
+            )
+        name = message.partition(":")[0]
+        return bad_request(message, name if name.isidentifier() else None)
+    name = ".".join(place)
+    if kind == "extra_forbidden":
+        return bad_request(
+            f"{name}: unknown or unsupported parameter; leave it out", place[0], "unknown_parameter"
+        )
+    if kind == "missing":
+        return bad_request(f"{name}: missing", place[0], "missing_parameter")
+    given = repr(error.get("input"))
+    shown = given if len(given) <= LONGEST_INPUT else given[:LONGEST_INPUT] + "..."
+    return bad_request(f"{name}: {message[:1].lower()}{message[1:]}; got {shown}", place[0])
+
+
+def _check_model(service: Service, name: str) -> None:
+    if name != service.settings.model_name:
+        raise _no_model(service, name)
+
+
+def _no_model(service: Service, name: str) -> RequestFailure:
+    return RequestFailure(
+        404,
+        f"model: got {name[:LONGEST_INPUT]!r}, and this server runs "
+        f"{service.settings.model_name!r}",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def _model_card(service: Service) -> dict[str, Any]:
+    name = service.settings.model_name
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "bytebound",
+        "type": "model",
+        "display_name": name,
+        "created_at": _iso(service.created),
+        "max_model_len": service.engine.max_len,
+    }
+
+
+def _iso(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,216 @@
+"""The one stream: requests wait in order, and a single thread runs the engine.
+
+The event loop never waits for the engine, and the engine never for a client: a job's updates pass
+through a queue of its own. A job ends early when it is cancelled or past its deadline; the thread
+then leaves it after the pass of the model that runs.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+from bytebound.engine import Engine
+from bytebound.errors import ByteboundError, StepTimeoutError
+from bytebound.server.errors import queue_full, timed_out, unavailable
+
+log = logging.getLogger("bytebound.server")
+
+T = TypeVar("T")
+Work = Callable[[Engine], Iterator[T]]
+
+
+class Job(Generic[T]):
+    """One request at the engine: what it has given so far, and the way to end it."""
+
+    def __init__(self, work: Work[T], deadline: float, allowed_s: float) -> None:
+        self.work = work
+        self.position = 0
+        """Requests before this one when it came."""
+        self.queued_s = 0.0
+        """Seconds from its arrival to its start."""
+        self.arrived = time.monotonic()
+        self.cancelled = threading.Event()
+        self.ended = threading.Event()
+        """Set once the engine has nothing more to do with it."""
+        self._deadline = deadline
+        self._allowed_s = allowed_s
+        self._loop = asyncio.get_running_loop()
+        self._updates: asyncio.Queue[tuple[T | None, BaseException | None]] = asyncio.Queue()
+
+    async def results(self) -> AsyncGenerator[T, None]:
+        """What the work yields, as it comes.
+
+        Raises RequestFailure when the deadline passes, and whatever the work raised. Leaving the
+        iteration early cancels the job.
+        """
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(self._deadline - time.monotonic()):
+                        value, error = await self._updates.get()
+                except TimeoutError:
+                    raise timed_out(self._allowed_s) from None
+                if error is not None:
+                    raise error
+                if value is None:
+                    return
+                yield value
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Let the engine leave this job; one that has ended is not disturbed."""
+        self.cancelled.set()
+
+    @property
+    def unwanted(self) -> bool:
+        """Whether nobody waits for the rest."""
+        return self.cancelled.is_set() or time.monotonic() >= self._deadline
+
+    def put(self, value: T | None, error: BaseException | None = None) -> None:
+        """Hand one update to the event loop, from the engine's thread; None ends the job."""
+        with suppress(RuntimeError):  # the loop is closed: the server has stopped
+            self._loop.call_soon_threadsafe(self._updates.put_nowait, (value, error))
+
+
+class EngineWorker:
+    """Runs jobs on an engine, one after the other, in the order in which they came."""
+
+    def __init__(self, engine: Engine, *, max_queue: int, timeout_s: float) -> None:
+        self.engine = engine
+        self.lost: str | None = None
+        """Why the engine is of no more use, or None."""
+        self._max_queue = max_queue
+        self._timeout_s = timeout_s
+        self._waiting: deque[Job[Any]] = deque()
+        self._running: Job[Any] | None = None
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._last_s = 1.0  # how long the last job ran, for Retry-After
+        self._thread = threading.Thread(target=self._run, name="bytebound-engine", daemon=True)
+
+    @property
+    def depth(self) -> int:
+        """Requests that wait."""
+        with self._changed:
+            return sum(not job.cancelled.is_set() for job in self._waiting)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request runs."""
+        return self._running is not None
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def submit(self, work: Work[T], *, deadline: float | None = None) -> Job[T]:
+        """Put a request at the end of the queue; to be called on the event loop.
+
+        Raises RequestFailure: 429 when the queue is full, 503 when the worker has stopped.
+        """
+        allowed = self._timeout_s
+        job = Job(work, time.monotonic() + allowed if deadline is None else deadline, allowed)
+        with self._changed:
+            if self.lost is not None:
+                raise unavailable(self.lost)
+            if self._stopping:
+                raise unavailable("the server is shutting down")
+            self._forget_cancelled()
+            if len(self._waiting) >= self._max_queue and (self._running or self._waiting):
+                raise queue_full(len(self._waiting), max(1, round(self._last_s)))
+            job.position = len(self._waiting) + (self._running is not None)
+            self._waiting.append(job)
+            self._changed.notify()
+        return job
+
+    def place_of(self, job: Job[Any]) -> int:
+        """Requests before this one now; 0 once it runs."""
+        with self._changed:
+            if job not in self._waiting:
+                return 0
+            ahead = list(self._waiting)[: self._waiting.index(job)]
+            running = self._running is not None
+            return sum(not other.cancelled.is_set() for other in ahead) + running
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Cancel everything, and wait for the thread to end."""
+        with self._changed:
+            self._stopping = True
+            for job in [*self._waiting, *([self._running] if self._running else [])]:
+                job.cancel()
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _forget_cancelled(self) -> None:
+        for job in [job for job in self._waiting if job.cancelled.is_set()]:
+            self._waiting.remove(job)
+            job.ended.set()
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            started = time.monotonic()
+            job.queued_s = started - job.arrived
+            self._work_on(job)
+            with self._changed:
+                self._last_s = time.monotonic() - started
+                self._running = None
+            job.ended.set()
+
+    def _next(self) -> Job[Any] | None:
+        with self._changed:
+            while not self._waiting:
+                if self._stopping:
+                    return None
+                self._changed.wait()
+            self._running = self._waiting.popleft()
+            return self._running
+
+    def _work_on(self, job: Job[Any]) -> None:
+        if job.unwanted:
+            job.put(None, unavailable("the request was ended before it began"))
+            return
+        if self.lost is not None:
+            job.put(None, unavailable(self.lost))
+            return
+        try:
+            results = job.work(self.engine)
+            try:
+                for value in results:
+                    job.put(value)
+                    if job.unwanted:
+                        job.put(None, unavailable("the request was ended by the server"))
+                        return
+            finally:
+                close = getattr(results, "close", None)
+                if close is not None:
+                    close()  # the engine forgets the request
+        except ByteboundError as error:
+            if isinstance(error, StepTimeoutError):
+                self.lost = str(error)
+            job.put(None, error)
+        except Exception as error:  # a bug costs one request, not the thread
+            log_bug(error)
+            job.put(None, error)
+        else:
+            job.put(None)
+
+
+def log_bug(error: BaseException) -> None:
+    """Log the kind and the place of an exception; its message may hold a prompt or a path."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = "an unknown place"
+    if trace is not None:
+        code = trace.tb_frame.f_code
+        module = trace.tb_frame.f_globals.get("__name__", "?")
+        place = f"{module}.{code.co_qualname}, line {trace.tb_lineno}"
+    log.error("internal error: %s in %s", type(error).__name__, place)
+    log.debug("details", exc_info=error)
