@@ -50,6 +50,9 @@ def chat(
     dtype: opt.Dtype = None,
     max_len: opt.MaxLen = None,
     vram_limit: opt.VramLimit = None,
+    kv_dtype: opt.KvDtype = "auto",
+    draft_vocab: opt.DraftVocab = None,
+    adaptive_depth: opt.AdaptiveDepth = False,
 ) -> int:
     """Talk to a model; /help inside lists the commands.
 
@@ -69,7 +72,17 @@ def chat(
         stop=stop or None,
     )
     loading = opt.EngineOptions(
-        model, draft, num_draft_tokens, backend, device, dtype, max_len, vram_limit
+        model,
+        draft,
+        num_draft_tokens,
+        backend,
+        device,
+        dtype,
+        max_len,
+        vram_limit,
+        kv_dtype,
+        draft_vocab,
+        adaptive_depth,
     )
 
     from bytebound.cli.lines import message_lines

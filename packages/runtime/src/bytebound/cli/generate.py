@@ -67,6 +67,9 @@ def generate(
     dtype: opt.Dtype = None,
     max_len: opt.MaxLen = None,
     vram_limit: opt.VramLimit = None,
+    kv_dtype: opt.KvDtype = "auto",
+    draft_vocab: opt.DraftVocab = None,
+    adaptive_depth: opt.AdaptiveDepth = False,
 ) -> int:
     """Generate one answer and stream it to stdout.
 
@@ -96,7 +99,17 @@ def generate(
         ignore_eos=ignore_eos or None,
     )
     loading = opt.EngineOptions(
-        model, draft, num_draft_tokens, backend, device, dtype, max_len, vram_limit
+        model,
+        draft,
+        num_draft_tokens,
+        backend,
+        device,
+        dtype,
+        max_len,
+        vram_limit,
+        kv_dtype,
+        draft_vocab,
+        adaptive_depth,
     )
     given_ids = None if ids is None else parse_ids(ids)
     text = "" if given_ids is not None else read_prompt(prompt, prompt_file)

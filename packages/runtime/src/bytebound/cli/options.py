@@ -5,6 +5,7 @@ what they are. A zero that is given counts.
 """
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -62,8 +63,9 @@ Device = Annotated[
 Dtype = Annotated[
     str | None,
     typer.Option(
-        metavar="float32|bfloat16",
-        help="Default: float32 on a CPU, the checkpoint's own on a GPU.",
+        metavar="float32|bfloat16|float16",
+        help="Of the activations. Default: float32 on a CPU, the checkpoint's own on a GPU, "
+        "float16 for a model in 4 bits with cuda.",
         rich_help_panel=_ENGINE,
     ),
 ]
@@ -73,6 +75,30 @@ MaxLen = Annotated[
         metavar="N",
         help="Context: positions of prompt and answer together. "
         "Default: 8192, or the model's limit if that is lower.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+KvDtype = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|fp8|bfloat16|float16",
+        help="Of keys and values. auto: 16 bits, with cuda fp8 above 65,536 positions.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+DraftVocab = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Keep the MTP head's guesses to these ids: a file of 'bytebound-quant draft-vocab'.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+AdaptiveDepth = Annotated[
+    bool,
+    typer.Option(
+        "--adaptive-depth",
+        help="With cuda and mtp: guess as many tokens, up to K, as have lately been worth it.",
         rich_help_panel=_ENGINE,
     ),
 ]
@@ -149,6 +175,9 @@ class EngineOptions:
     dtype: str | None
     max_len: int | None
     vram_limit: str | None = None
+    kv_dtype: str = "auto"
+    draft_vocab: Path | None = None
+    adaptive_depth: bool = False
 
 
 @dataclass(frozen=True, slots=True)
