@@ -109,9 +109,10 @@ class ToolCallReader:
         elif self._writer is not None:
             found = _LOOSE_END.search(self._buffer)
             text = self._buffer[: found.start()] if found else self._buffer
+            closed = by_tag or (not cut and _PARAMETER_END in self._buffer[len(text) :])
             delta = self._writer.push(text)
-            self._argue(pieces, delta + self._writer.finish() if by_tag else delta)
-            self._end(pieces, complete=by_tag)
+            self._argue(pieces, delta + self._writer.finish() if closed else delta)
+            self._end(pieces, complete=closed)
         elif self._read == self._read_parameters:
             self._end(pieces, complete=by_tag or not cut)
         self._buffer = ""
