@@ -98,9 +98,9 @@ def _events(
     with closing(cast("Generator[StreamEvent]", stream)) as events:
         while completion.finish_reason is None:
             event = next(events)
-            event = _pushed(completion, event, len(event.token_ids))
+            shown = _pushed(completion, event, len(event.token_ids))
             count = len(completion.token_ids)
-            yield replace(event, stats=_joint(stats, event.stats, len(prompt), count))
+            yield replace(shown, stats=_joint(stats, event.stats, len(prompt), count))
 
 
 def _count_within(token_ids: tuple[int, ...], budget: ThinkingBudget) -> int:
