@@ -7,6 +7,8 @@
 #     tests      every test that needs a GPU, and the kernels' other tests
 #     sanitize   memcheck, racecheck and synccheck of compute-sanitizer, at the same time
 #     bench      card.json and kernels.json
+#     engine     decode.json, prefill.json and step-parts.json: the engine at the 27B shape, with random
+#                weights
 #
 # CARD is the first GPU's name, shortened: h200, rtx5090.
 #
@@ -29,7 +31,7 @@ python=${PYTHON:-python3}
 work=$root/build/gpu-check
 site=$work/site
 limit=${LIMIT:-540}
-all_steps=(build tests sanitize bench)
+all_steps=(build tests sanitize bench engine)
 steps=("${@:-${all_steps[@]}}")
 summary=()
 failed=0
@@ -203,6 +205,14 @@ bench() {
     --card-json "$out/card.json" --json "$out/kernels.json"
 }
 
+# engine_bench NAME SCRIPT OPTION...: a script of bench/, whose result goes to NAME.json.
+engine_bench() {
+  local name=$1 script=$2
+  shift 2
+  step "bench/$script" within 120 "$python" "bench/$script" --json "$out/$name.json" \
+    --commit "${BYTEBOUND_COMMIT:-$(git rev-parse HEAD 2>/dev/null)}" "$@"
+}
+
 printf '=== machine\n'
 nvidia-smi --query-gpu=name,driver_version,compute_cap,clocks.sm,power.limit --format=csv,noheader ||
   { echo 'error: no GPU here (nvidia-smi failed)'; exit 2; }
@@ -271,5 +281,11 @@ fi
 
 if chosen bench; then
   step bench bench
+fi
+
+if chosen engine; then
+  engine_bench decode decode.py --depths --draft-ids 49152
+  engine_bench prefill prefill.py
+  engine_bench step-parts step_parts.py
 fi
 finish

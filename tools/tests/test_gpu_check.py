@@ -77,7 +77,7 @@ def installed(tmp_path: Path) -> dict[str, str]:
 def test_a_step_that_does_not_exist_is_named(tmp_path: Path) -> None:
     done = run(tmp_path, "NVIDIA H200", "tests", "test")
     assert done.returncode == 2
-    assert "no step test; there are: build tests sanitize bench" in done.stderr
+    assert "no step test; there are: build tests sanitize bench engine" in done.stderr
 
 
 def test_the_other_steps_want_a_build(tmp_path: Path) -> None:
