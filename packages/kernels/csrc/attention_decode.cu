@@ -7,11 +7,11 @@
 //              blocks of a head    a c b a  c   b   a    c     b     a
 //
 //            A block makes its queries itself: norm and rotary, into shared memory. Those that
-//            have the newest positions make the new rows too, k with norm and rotary, and v, rounded
-//            to the cache; tiles that were on their way before get them from shared memory, later
-//            ones from the cache: everyone sees the same rounded numbers. A leaf yields a maximum, a
-//            sum and an un-normalised output for each query, whoever computes it; K and V tiles
-//            stream through a few stages of shared memory, across leaves.
+//            have the newest positions make the new rows too, k with norm and rotary, and v,
+//            rounded to the cache; tiles that were on their way before get them from shared memory,
+//            later ones from the cache: everyone sees the same rounded numbers. A leaf yields a
+//            maximum, a sum and an un-normalised output for each query, whoever computes it; K and
+//            V tiles stream through a few stages of shared memory, across leaves.
 //   merge    a block for 64 dims of a query: adds its leaves in a fixed order, divides, gates.
 //
 // The grid knows neither the position nor the length, so one captured graph serves them all. The
@@ -20,10 +20,10 @@
 // row), and the norms of a row's queries in every block, while the first tiles are on their way.
 //
 // Short contexts are a chain of latencies, so little is left for the time after the wait. While the
-// kernel before still runs, a block takes the position as it stands, finds its leaves, computes sines
-// and cosines and asks the L2 for its first tile. After the wait it begins all its loads at once,
-// rows before tiles, and reads the position again meanwhile; the cache and the rows are read after
-// the wait alone. Should the position be another one, all of that is done again.
+// kernel before still runs, a block takes the position as it stands, finds its leaves, computes
+// sines and cosines and asks the L2 for its first tile. After the wait it begins all its loads at
+// once, rows before tiles, and reads the position again meanwhile; the cache and the rows are read
+// after the wait alone. Should the position be another one, all of that is done again.
 #include "attention_decode.h"
 
 #include "cuda/attention_args.cuh"
