@@ -103,6 +103,10 @@ def shape(pieces: Sequence[Piece]) -> tuple[str, str, list[tuple[str, str, bool]
     """(thinking, answer, calls as (name, arguments, complete))."""
     starts = {p.index: p.name for p in pieces if isinstance(p, ToolCallStart)}
     ends = {p.index: p.complete for p in pieces if isinstance(p, ToolCallEnd)}
+    # Numbered from 0, each begun once, then ended, then the next.
+    marks = [(p.index, type(p)) for p in pieces if isinstance(p, (ToolCallStart, ToolCallEnd))]
+    kinds = (ToolCallStart, ToolCallEnd)
+    assert marks == [(i, kind) for i in range(len(starts)) for kind in kinds]
     arguments = {
         i: "".join(
             p.json_delta for p in pieces if isinstance(p, ToolCallArguments) and p.index == i
@@ -197,6 +201,20 @@ REPLIES: dict[str, tuple[bool, str, str, str, list[tuple[str, str, bool]]]] = {
         "",
         "",
         [("get", "{}", True)],
+    ),
+    "json behind a call": (
+        False,
+        CALL.replace("</function>", '</function>{"name": "get"}{"na'),
+        "",
+        "",
+        [CITY, ("get", "{}", True)],
+    ),
+    "half of a surrogate pair": (
+        False,
+        '<tool_call>{"name": "g\\ud83d", "arguments": "{\\"a\\": \\"\\ud83d\\"}"}</tool_call>',
+        "",
+        "",
+        [("g?", '{"a": "?"}', True)],
     ),
     "json that is none": (
         False,

@@ -21,12 +21,15 @@ class JsonCall:
         self.rest = ""
         """What came behind the object."""
         self.arguments = ""
+        """Text of the arguments so far."""
         self._released = 0
+        self._fresh: list[str] = []  # characters of this step that belong to the arguments
         self._depth = 0
         self._string: str | None = None  # the string that is open, as written
         self._escaped = False
         self._key: str | None = None  # of the pair at depth 1 whose value is open
         self._copying = False
+        self._has_arguments = False
 
     @property
     def whole(self) -> bool:
@@ -38,9 +41,12 @@ class JsonCall:
         for place, char in enumerate(text):
             self._take(char)
             if self.done:
-                self.arguments = self.arguments or "{}"
                 self.rest = text[place + 1 :]
                 break
+        self.arguments += "".join(self._fresh)
+        self._fresh.clear()
+        if self.done:
+            self.arguments = self.arguments or "{}"
         if self.name is None:
             return ""
         delta = self.arguments[self._released :]
@@ -49,16 +55,16 @@ class JsonCall:
 
     def _take(self, char: str) -> None:
         if self._copying:
-            self.arguments += char
+            self._fresh.append(char)
         if self._string is not None:
             self._take_in_string(char)
         elif char == '"':
             self._string = char
         elif char in "{[":
             self._depth += 1
-            if self._depth == 2 and self._key in _ARGUMENTS and not self.arguments:
-                self.arguments = char
-                self._copying = True
+            if self._depth == 2 and self._awaits_arguments:
+                self._fresh.append(char)
+                self._copying = self._has_arguments = True
         elif char in "}]":
             self._depth -= 1
             self._copying = self._copying and self._depth > 1
@@ -81,8 +87,13 @@ class JsonCall:
             self._key = value
         elif self._key in _NAME:
             self.name = value
-        elif self._key in _ARGUMENTS and not self.arguments:
-            self.arguments = value
+        elif self._awaits_arguments:
+            self._fresh.append(value)
+            self._has_arguments = True
+
+    @property
+    def _awaits_arguments(self) -> bool:
+        return self._key in _ARGUMENTS and not self._has_arguments
 
 
 def _value(written: str) -> str:
@@ -90,4 +101,5 @@ def _value(written: str) -> str:
         value: Any = json.loads(written, strict=False)
     except ValueError:
         return written[1:-1]
-    return str(value)
+    # Half of a surrogate pair, which JSON can spell, is no text.
+    return str(value).encode("utf-8", "replace").decode("utf-8")

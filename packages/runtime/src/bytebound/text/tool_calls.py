@@ -104,7 +104,7 @@ class ToolCallReader:
         """
         pieces: list[Piece] = []
         if self._read == self._read_json:
-            if self.started:
+            if self._json.name:
                 pieces.append(ToolCallEnd(self._index, self._json.whole))
         elif self._writer is not None:
             found = _LOOSE_END.search(self._buffer)
