@@ -104,6 +104,9 @@ def serve(
     dtype: opt.Dtype = None,
     max_len: opt.MaxLen = None,
     vram_limit: opt.VramLimit = None,
+    kv_dtype: opt.KvDtype = "auto",
+    draft_vocab: opt.DraftVocab = None,
+    adaptive_depth: opt.AdaptiveDepth = False,
 ) -> int:
     """Serve a model to OpenAI's and Anthropic's clients on one port.
 
@@ -122,7 +125,17 @@ def serve(
         seed=seed,
     )
     loading = opt.EngineOptions(
-        model, draft, num_draft_tokens, backend, device, dtype, max_len, vram_limit
+        model,
+        draft,
+        num_draft_tokens,
+        backend,
+        device,
+        dtype,
+        max_len,
+        vram_limit,
+        kv_dtype,
+        draft_vocab,
+        adaptive_depth,
     )
 
     from bytebound.server.settings import ServerSettings, check_access

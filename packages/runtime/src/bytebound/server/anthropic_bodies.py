@@ -14,10 +14,15 @@ from bytebound.server.openai_bodies import LARGEST
 
 
 class Thinking(BaseModel):
-    """Whether to think; a budget is not enforced and is named as ignored."""
+    """Whether to think, and for how many tokens at most."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(None, ge=1, le=LARGEST)
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens that a thought may have; None is no bound but ``max_tokens``."""
+        return self.budget_tokens if self.type == "enabled" else None
 
 
 class AnthropicTool(BaseModel):
@@ -81,10 +86,7 @@ class CountBody(Body):
 
     def ignored(self) -> list[str]:
         """Fields that were given and have no effect."""
-        names = sorted(name[:80] for name in self.model_extra or {})
-        if self.thinking is not None and self.thinking.budget_tokens is not None:
-            names.append("thinking.budget_tokens")
-        return names
+        return sorted(name[:80] for name in self.model_extra or {})
 
 
 class MessagesBody(CountBody):

@@ -16,7 +16,7 @@ from bytebound.server.conversation import render
 from bytebound.server.errors import RequestFailure
 from bytebound.server.service import Service, json_response
 from bytebound.server.sse import named_event, with_signs_of_life
-from bytebound.server.turn import Turn, admit, check_prompt, check_room, make_params
+from bytebound.server.turn import Turn, admit, check_prompt, check_room, make_params, thinking_work
 from bytebound.text.messages import from_anthropic
 from bytebound.text.pieces import (
     Piece,
@@ -64,14 +64,17 @@ async def _admit(service: Service, body: MessagesBody) -> Turn:
     chosen = make_params(engine, settings, body.sampling(), room)
     params = replace(chosen, stop=())
     check_room(engine, prompt, params)
+    schemas = {tool.name: tool.input_schema for tool in body.offered()}
     split = ReplySplitter(
         service.tokenizer,
         prompt,
-        {tool.name: tool.input_schema for tool in body.offered()} or None,
+        schemas or None,
         call_id=lambda index: f"toolu_{secrets.token_hex(12)}",
         stop=chosen.stop,
     )
-    return admit(service.worker, prompt, params, split)
+    limit = body.thinking.limit if body.thinking is not None else None
+    work = thinking_work(engine, prompt, params, limit, calls=bool(schemas))
+    return admit(service.worker, prompt, params, split, work)
 
 
 class Blocks:

@@ -74,6 +74,7 @@ class ChatBody(OpenAIFields):
     parallel_tool_calls: Literal[True] | None = None
     response_format: TextFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking_budget: int | None = Field(None, ge=0, le=LARGEST)
     reasoning_effort: Literal["none"] | None = None
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
     metadata: dict[str, Any] | None = None

@@ -19,7 +19,15 @@ from bytebound.server.openai_bodies import ChatBody
 from bytebound.server.replies import Reply
 from bytebound.server.service import Service
 from bytebound.server.sse import data_event, with_signs_of_life
-from bytebound.server.turn import Turn, Update, admit, check_prompt, check_room, make_params
+from bytebound.server.turn import (
+    Turn,
+    Update,
+    admit,
+    check_prompt,
+    check_room,
+    make_params,
+    thinking_work,
+)
 from bytebound.text.messages import from_openai
 from bytebound.text.pieces import (
     Piece,
@@ -59,7 +67,8 @@ async def _admit(service: Service, body: ChatBody) -> Turn:
     check_room(engine, prompt, params)
     schemas = {tool.function.name: tool.function.parameters or {} for tool in offered}
     split = ReplySplitter(service.tokenizer, prompt, schemas or None, stop=chosen.stop)
-    return admit(service.worker, prompt, params, split)
+    work = thinking_work(engine, prompt, params, body.thinking_budget, calls=bool(offered))
+    return admit(service.worker, prompt, params, split, work)
 
 
 class _Chat:

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bytebound.budgeted_stream import stream_with_budget
 from bytebound.engine import Engine
 from bytebound.results import GenerationStats, StreamEvent
 from bytebound.sampling import SamplingParams
@@ -13,6 +14,7 @@ from bytebound.server.replies import Splitter
 from bytebound.server.settings import ServerSettings
 from bytebound.server.worker import EngineWorker, Job, Work
 from bytebound.text.pieces import Piece
+from bytebound.text.thinking_budget import ThinkingBudget
 
 SEED_BITS = 32  # JSON readers that keep numbers as doubles read such a seed exactly
 
@@ -128,6 +130,35 @@ def check_room(engine: Engine, prompt: Sequence[int], params: SamplingParams) ->
             f"the prompt has {len(prompt)} tokens and the context {engine.max_len}: no room for "
             f"a completion of up to {params.max_tokens} tokens"
         )
+
+
+def thinking_work(
+    engine: Engine,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    limit: int | None,
+    *,
+    calls: bool,
+) -> Work[StreamEvent] | None:
+    """The engine's stream with a bound on its thought; None where no ``limit`` is set.
+
+    Raises:
+        RequestFailure: together with a penalty whose counts the bound would lose.
+    """
+    if limit is None:
+        return None
+    if params.presence_penalty or params.frequency_penalty:
+        raise bad_request(
+            "thinking_budget: works without presence_penalty and frequency_penalty only; set both "
+            "to 0, or leave the budget out",
+            "thinking_budget",
+        )
+    budget = ThinkingBudget(engine.tokenizer, prompt, limit, calls=calls)
+
+    def stream(engine: Engine) -> Iterator[StreamEvent]:
+        return stream_with_budget(engine, prompt, params, budget)
+
+    return stream
 
 
 def admit(

@@ -122,9 +122,10 @@ class EngineWorker:
             if self._stopping:
                 raise unavailable("the server is shutting down")
             self._forget_cancelled()
-            if len(self._waiting) >= self._max_queue and (self._running or self._waiting):
+            before = len(self._waiting) + (self._running is not None)
+            if before > self._max_queue:
                 raise queue_full(len(self._waiting), max(1, round(self._last_s)))
-            job.position = len(self._waiting) + (self._running is not None)
+            job.position = before
             self._waiting.append(job)
             self._changed.notify()
         return job
