@@ -1,6 +1,7 @@
 """The server over the shipped model: the same answers as the engine's, whatever the way to them."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,3 +176,34 @@ def test_a_longer_conversation_pays_for_what_is_new(tiny: Served) -> None:
         twice.usage.cache_read_input_tokens or 0
     )
     assert again.usage.input_tokens == 0
+
+
+def test_lm_eval_measures_the_same_through_http(
+    tiny: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own client: prompts as ids, ``echo``, one likeliest token, one token more."""
+    import bytebound
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    folder = Path(bytebound.__file__).parent / "models" / "tiny"
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    client = LocalCompletionsAPI(
+        base_url=f"{tiny.url}/v1/completions",
+        model="tiny",
+        tokenizer=str(folder),
+        num_concurrent=1,
+        max_retries=1,
+    )
+    pairs = [("The sun is", " bright today"), ("2 + 3 =", " 5"), ("2 + 3 =", " 17")]
+    greedy_text = text(tiny, max_tokens=3)
+    pairs.append((PROMPT, greedy_text))
+    asked = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    encode = tiny.engine.tokenizer.encode
+    for (context, more), (found, greedy) in zip(pairs, client.loglikelihood(asked), strict=True):
+        start, ids = len(encode(context)), encode(context + more)
+        rows = torch.log_softmax(tiny.engine.score(ids).double(), -1)
+        want = [float(rows[t - 1, ids[t]]) for t in range(start, len(ids))]
+        assert found == pytest.approx(sum(want), abs=1e-9)
+        best = [int(rows[t - 1].argmax()) == ids[t] for t in range(start, len(ids))]
+        assert greedy is all(best)

@@ -38,6 +38,7 @@ async def count_tokens(service: Service, body: CountBody) -> Response:
 
 async def create_message(service: Service, body: MessagesBody, request: Request) -> Response:
     """Answer one request, streamed or whole."""
+    service.worker.check_place()
     turn = await _admit(service, body)
     message = _Message(service, body, turn)
     if body.stream:

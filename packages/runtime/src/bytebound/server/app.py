@@ -30,6 +30,10 @@ from bytebound.server.settings import ServerSettings
 from bytebound.server.worker import log_bug
 
 GONE = 499
+FAILURES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "The request is refused; the message names the field."},
+    "5XX": {"description": "The request failed, or the server is not ready."},
+}
 ANTHROPIC_PATHS = "/v1/messages"
 LONGEST_INPUT = 60
 
@@ -45,6 +49,7 @@ def build_app(engine: Engine, settings: ServerSettings) -> ASGIApp:
         title="bytebound",
         version=bytebound.__version__,
         lifespan=service.lifespan,
+        responses=FAILURES,
         docs_url=None,  # the pages would load scripts from elsewhere
         redoc_url=None,
     )

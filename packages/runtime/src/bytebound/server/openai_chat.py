@@ -44,6 +44,7 @@ DONE = "data: [DONE]\n\n"
 
 async def complete_chat(service: Service, body: ChatBody, request: Request) -> Response:
     """Answer one request, streamed or whole."""
+    service.worker.check_place()
     turn = await _admit(service, body)
     chat = _Chat(service, body, turn)
     if body.stream:

@@ -37,6 +37,7 @@ class _Prompt:
 
 async def complete(service: Service, body: CompletionBody, request: Request) -> Response:
     """Answer one request, streamed or whole."""
+    service.worker.check_place()
     prompts = await run_in_threadpool(_read_prompts, service, body)
     run = _Run(service, body, prompts)
     if body.stream:

@@ -35,8 +35,6 @@ class Job(Generic[T]):
         """Seconds from its arrival to its start."""
         self.arrived = time.monotonic()
         self.cancelled = threading.Event()
-        self.ended = threading.Event()
-        """Set once the engine has nothing more to do with it."""
         self._deadline = deadline
         self._allowed_s = allowed_s
         self._loop = asyncio.get_running_loop()
@@ -117,18 +115,28 @@ class EngineWorker:
         allowed = self._timeout_s
         job = Job(work, time.monotonic() + allowed if deadline is None else deadline, allowed)
         with self._changed:
-            if self.lost is not None:
-                raise unavailable(self.lost)
-            if self._stopping:
-                raise unavailable("the server is shutting down")
-            self._forget_cancelled()
-            before = len(self._waiting) + (self._running is not None)
-            if before > self._max_queue:
-                raise queue_full(len(self._waiting), max(1, round(self._last_s)))
-            job.position = before
+            job.position = self._check_place()
             self._waiting.append(job)
             self._changed.notify()
         return job
+
+    def check_place(self) -> None:
+        """Raise what ``submit`` would raise now: before anything is spent on a request."""
+        with self._changed:
+            self._check_place()
+
+    def _check_place(self) -> int:
+        """How many requests a new one would come after, or RequestFailure."""
+        if self.lost is not None:
+            raise unavailable(self.lost)
+        if self._stopping:
+            raise unavailable("the server is shutting down")
+        for job in [job for job in self._waiting if job.cancelled.is_set()]:
+            self._waiting.remove(job)
+        before = len(self._waiting) + (self._running is not None)
+        if before > self._max_queue:
+            raise queue_full(len(self._waiting), max(1, round(self._last_s)))
+        return before
 
     def place_of(self, job: Job[Any]) -> int:
         """Requests before this one now; 0 once it runs."""
@@ -149,11 +157,6 @@ class EngineWorker:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def _forget_cancelled(self) -> None:
-        for job in [job for job in self._waiting if job.cancelled.is_set()]:
-            self._waiting.remove(job)
-            job.ended.set()
-
     def _run(self) -> None:
         while (job := self._next()) is not None:
             started = time.monotonic()
@@ -162,7 +165,6 @@ class EngineWorker:
             with self._changed:
                 self._last_s = time.monotonic() - started
                 self._running = None
-            job.ended.set()
 
     def _next(self) -> Job[Any] | None:
         with self._changed:
