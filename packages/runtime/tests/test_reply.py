@@ -338,6 +338,32 @@ def test_a_limit_between_values_is_a_cut_and_an_end_token_is_none(tokenizer: Tok
     assert ended == CITY
 
 
+@pytest.mark.parametrize("reason", ["length", "stop"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>\n<function=get>\n",
+        CALL.replace("</function>\n</tool_call>", "<para"),
+        CALL.replace("</function>\n</tool_call>", "<parameter=days>"),
+        CALL.replace("</function>\n</tool_call>", "<parameter=days>\n3"),
+    ],
+)
+def test_an_end_in_the_middle_of_something_is_a_cut(
+    tokenizer: Tokenizer, text: str, reason: str
+) -> None:
+    ((name, arguments, complete),) = shape(split(tokenizer, text, reason=reason))[2]
+    assert (name, complete) == ("get", False)
+    assert not arguments.endswith("}")
+
+
+def test_a_name_without_an_end_is_text_at_once(tokenizer: Tokenizer) -> None:
+    text = f"<tool_call><function={'a' * 300}"
+    ids = tokenizer.encode(text, parse_control=True)
+    splitter = ReplySplitter(tokenizer, prompt(tokenizer, False), TOOLS)
+    pieces = splitter.push(ids, text)
+    assert shape(pieces) == ("", text, [])
+
+
 def test_an_end_tag_closes_what_is_open(tokenizer: Tokenizer) -> None:
     for missing in ("\n</parameter>", "\n</parameter>\n</function>", "\n</function>"):
         assert shape(split(tokenizer, CALL.replace(missing, "")))[2] == [CITY]

@@ -124,8 +124,9 @@ class ReplySplitter:
     def finish(self, reason: str) -> list[Piece]:
         """The reply is over; ``reason`` is the engine's finish reason.
 
-        An open call ends here. It is complete if every value in it was closed and the reply was not
-        cut ("length"); otherwise ``ToolCallEnd.complete`` is False and its arguments do not parse.
+        An open call ends here. It is complete if the reply ended right behind a closed value and
+        was not cut ("length"); else ``ToolCallEnd.complete`` is False and its arguments do not
+        parse.
         """
         pieces: list[Piece] = []
         self._feed(pieces, len(self._held))  # a tag of which a stop string left the beginning

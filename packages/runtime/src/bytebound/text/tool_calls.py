@@ -99,8 +99,8 @@ class ToolCallReader:
     def close(self, *, by_tag: bool, cut: bool = False) -> list[Piece]:
         """The call's text is over: by its own end tag, or because the reply ended.
 
-        An open call is completed by the tag. Where the reply ended without it, a call is complete
-        if all its values are closed and the reply was not ``cut`` at its limit.
+        An open call is completed by the tag. Where the reply ended without it, it is complete if
+        the reply ended right behind a closed value and was not ``cut`` at its limit.
         """
         pieces: list[Piece] = []
         if self._read == self._read_json:
@@ -114,7 +114,7 @@ class ToolCallReader:
             self._argue(pieces, delta + self._writer.finish() if closed else delta)
             self._end(pieces, complete=closed)
         elif self._read == self._read_parameters:
-            self._end(pieces, complete=by_tag or not cut)
+            self._end(pieces, complete=by_tag)
         self._buffer = ""
         self._read = self._read_nothing
         self.failed = not self.started
