@@ -10,6 +10,7 @@ from bytebound import InvalidSettingError, TokenizerMissingError
 from bytebound.engine import Engine
 from bytebound.scripted import ScriptedExecutor
 from bytebound.server.app import build_app
+from bytebound.server.metrics import Metrics
 from bytebound.server.settings import ServerSettings, check_access, is_loopback
 from bytebound.text.tokenizer import Tokenizer
 
@@ -215,6 +216,39 @@ def test_no_prompt_and_no_answer_is_logged(
     out = "".join(capfd.readouterr()) + "".join(record.getMessage() for record in ours)
     for word in ("secret", "quick", KEY):
         assert word not in out
+
+
+def test_a_bug_outside_of_the_engine_is_no_secret_either(
+    plain: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(metrics: Metrics) -> bytes:
+        raise LookupError("hidden words")
+
+    monkeypatch.setattr(Metrics, "text", broken)
+    with plain.http as client:
+        response = client.get("/metrics")
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert "LookupError" in caplog.text
+    assert "hidden" not in caplog.text + response.text
+
+
+def test_the_document_names_every_endpoint(plain: Served) -> None:
+    with plain.http as client:
+        document = client.get("/openapi.json").json()
+    assert set(document["paths"]) == {
+        "/health",
+        "/metrics",
+        "/v1/models",
+        "/v1/models/{name}",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+    }
+    for path in document["paths"].values():
+        for operation in path.values():
+            assert "422" not in operation["responses"]  # no refusal has that status
 
 
 def test_the_metrics_name_no_path_of_a_client(plain: Served) -> None:

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 import bytebound
@@ -36,6 +36,10 @@ FAILURES: dict[int | str, dict[str, Any]] = {
 }
 ANTHROPIC_PATHS = "/v1/messages"
 LONGEST_INPUT = 60
+# A reply is one object, or events where the request asks for a stream.
+REPLIES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {}, "text/event-stream": {}}}
+}
 
 
 def build_app(engine: Engine, settings: ServerSettings) -> ASGIApp:
@@ -80,7 +84,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         ready, facts = service.state()
         return json_response(facts, 200 if ready else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Figures for Prometheus."""
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
@@ -106,19 +110,19 @@ def _add_routes(app: FastAPI, service: Service) -> None:
             raise _no_model(service, name)
         return json_response(_model_card(service))
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=REPLIES)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """A turn of a conversation."""
         _check_model(service, body.model)
         return await run("/v1/chat/completions", complete_chat(service, body, request))
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=REPLIES)
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Text that goes on."""
         _check_model(service, body.model)
         return await run("/v1/completions", complete(service, body, request))
 
-    @app.post("/v1/messages")
+    @app.post("/v1/messages", responses=REPLIES)
     async def messages(body: MessagesBody, request: Request) -> Response:
         """A turn of a conversation, in Anthropic's form."""
         return await run("/v1/messages", create_message(service, body, request))
@@ -146,6 +150,10 @@ def _add_failures(app: FastAPI, service: Service) -> None:
         return answer(
             request, RequestFailure(error.status_code, str(error.detail), headers=headers)
         )
+
+    @app.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> Response:
+        return answer(request, failure_of(error))
 
     @app.exception_handler(RequestFailure)
     async def failed(request: Request, error: RequestFailure) -> Response:

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bytebound.server.errors import ClientGoneError, RequestFailure
 from bytebound.server.settings import ServerSettings, is_loopback
+from bytebound.server.worker import log_bug
 
 OPEN_PATHS = ("/health",)
 
@@ -49,7 +50,10 @@ class Guard:
             response.headers["Connection"] = "close"
             await response(scope, receive, send)
             return
-        await self._app(scope, _replayed(body, receive), send)
+        try:
+            await self._app(scope, _replayed(body, receive), send)
+        except Exception as error:  # answered by now; the server above would log all of it
+            log_bug(error)
 
     def _check_host(self, headers: Headers) -> None:
         """Without a key, only a name of this machine: a web page can make a browser ask us.

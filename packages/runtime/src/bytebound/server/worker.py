@@ -58,6 +58,8 @@ class Job(Generic[T]):
                 if value is None:
                     return
                 yield value
+                if not self._updates.empty():
+                    await asyncio.sleep(0)  # let others see, say, that the client has gone
         finally:
             self.cancel()
 
