@@ -1,6 +1,7 @@
 """The decode loop on the device against the loop on the host, without a GPU: the same tokens."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,27 @@ def test_any_number_of_guesses(executor: CudaExecutor, count: int) -> None:
     for draft in DRAFTS[1:]:
         result = engine(executor, draft, count, on_device=True).generate(PROMPT, params)
         assert result.token_ids == plain, draft
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_request_may_ban_the_whole_draft_vocabulary(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, temperature: float, on_device: bool
+) -> None:
+    emulate(monkeypatch)
+    config = ModelConfig.from_folder(random_checkpoint(tmp_path, **SHAPE).folder)
+    ids = torch.tensor([300, 301], dtype=torch.int32)
+    cpu = torch.device("cpu")
+    weights = random_weights(config, dtype=torch.float16, device=cpu, draft_ids=ids)
+    own = engine(CudaExecutor(weights, config, max_len=64), "mtp", 3, on_device=on_device)
+    free = SamplingParams(max_tokens=12, temperature=temperature, seed=1, ignore_eos=True)
+    wanted = own.generate(PROMPT, free)
+    assert wanted.stats.drafted > 0
+    banned = replace(free, logit_bias={300: -100.0, 301: -100.0})
+    result = own.generate(PROMPT, banned)
+    assert len(result.token_ids) == 12 and not {300, 301} & set(result.token_ids)
+    assert result.stats.accepted == 0
+    assert own.generate(PROMPT, free).token_ids == wanted.token_ids
 
 
 def test_an_adaptive_depth_changes_no_token(executor: CudaExecutor) -> None:

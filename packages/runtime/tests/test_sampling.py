@@ -245,6 +245,9 @@ class TestProbs:
         got = sampler(temperature=1.0, top_p=0.99).draft_probs(row)
         assert got[1] == 0
         assert float(got.sum()) == pytest.approx(1)
+        only = torch.full((VOCAB,), -math.inf)
+        only[2] = 1.0
+        assert sampler(temperature=1.0, logit_bias={2: -100}).draft_probs(only) is None
         with pytest.raises(NonFiniteLogitsError):
             sampler(temperature=1.0).draft_probs(torch.full((VOCAB,), math.nan))
 

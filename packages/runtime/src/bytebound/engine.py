@@ -237,6 +237,10 @@ class Engine:
         "length"). Closing the iterator ends the request.
         """
         params = self.default_params() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(
+                f"params: got {type(params).__name__}, expected SamplingParams"
+            )
         prompt = self._check_prompt(prompt_ids)
         room = self.max_len - len(prompt)
         if room < min(1, params.max_tokens):

@@ -156,6 +156,8 @@ def load_engine_parts(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} ids, "
             f"the model only {config.vocab_size}"
         )
+    if not isinstance(adaptive_depth, bool):
+        raise InvalidSettingError(f"adaptive_depth={adaptive_depth!r}: expected True or False")
     if adaptive_depth and (chosen.name != "cuda" or draft != "mtp"):
         raise InvalidSettingError(
             f"adaptive_depth=True: the depth adapts with backend='cuda' and draft='mtp'; got "

@@ -166,12 +166,16 @@ class Sampler:
         """Return the distribution this request draws from: float64 on the CPU, sum 1."""
         return self._truncate(self.logits(raw))
 
-    def draft_probs(self, raw: torch.Tensor) -> torch.Tensor:
+    def draft_probs(self, raw: torch.Tensor) -> torch.Tensor | None:
         """Return the distribution a draft draws from: ``probs`` without what depends on history.
 
-        ``raw`` may hold -inf at ids that the draft cannot propose.
+        ``raw`` may hold -inf at ids that the draft cannot propose. None: the request bans all of
+        the others.
         """
-        return self._truncate(self._mask(self._add_bias(raw.float()), self.banned_ids))
+        row = self._add_bias(raw.float())
+        if self.banned_ids:
+            row = row.index_fill(0, torch.tensor(self.banned_ids, device=row.device), -math.inf)
+        return None if float(row.max()) == -math.inf else self._truncate(row)
 
     def argmax(self, raw: torch.Tensor) -> int:
         """Return the id of the highest value of ``logits(raw)``, the lowest id on a tie."""

@@ -25,6 +25,9 @@ _UNITS = {
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
 
 
+_MOST_BYTES = 1 << 62
+
+
 def parse_size(name: str, value: int | str) -> int:
     """Return bytes: a whole number, or a text such as "32GiB", "24 GB" or "1.5 TiB".
 
@@ -36,8 +39,9 @@ def parse_size(name: str, value: int | str) -> int:
         count = value
     elif isinstance(value, str) and (match := _SIZE.fullmatch(value)) is not None:
         unit = _UNITS.get((match[2] or "b").lower())
-        count = None if unit is None else int(float(match[1]) * unit)
-    if count is None or count < 1:
+        size = None if unit is None else float(match[1]) * unit
+        count = None if size is None or size > _MOST_BYTES else int(size)
+    if count is None or not 1 <= count <= _MOST_BYTES:
         raise InvalidSettingError(
             f"{name}={value!r}: expected a size such as '32GiB' or '24 GB', or a number of bytes"
         )

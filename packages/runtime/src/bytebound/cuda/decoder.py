@@ -61,6 +61,9 @@ class CudaDecoder:
         self._depth: DepthPolicy = FixedDepth(0 if draft is None else num_draft_tokens)
         if self.by_head and adaptive_depth:
             self._depth = AdaptiveDepth(num_draft_tokens)
+        self._own_depth = self._depth
+        ids = draft.head.draft_ids if isinstance(draft, CudaMtpDraft) else None
+        self._draft_ids = None if ids is None else frozenset(ids.tolist())
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -101,6 +104,9 @@ class CudaDecoder:
         )
         choice = replace(first, drawn_drafts=first.sampled and self.by_head)
         self._form = Form(choice, by_head=self.by_head)
+        self._depth = self._own_depth
+        if self._draft_ids is not None and self._draft_ids <= set(sampler.banned_ids):
+            self._depth = FixedDepth(0)  # the head has no id left to draw
         self._depth.begin()
         self._launch("first", Form(first))
         return self._offer()

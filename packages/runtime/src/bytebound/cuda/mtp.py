@@ -171,8 +171,11 @@ class CudaMtpDraft:
             if sampler.greedy:
                 ids.append(int(torch.argmax(raw)))
             else:
-                probs.append(sampler.draft_probs(raw))
-                ids.append(sampler.draw(probs[-1], self.length + 1 + depth, Purpose.DRAFT))
+                chances = sampler.draft_probs(raw)
+                if chances is None:
+                    break
+                probs.append(chances)
+                ids.append(sampler.draw(chances, self.length + 1 + depth, Purpose.DRAFT))
         return Proposal(tuple(ids), torch.stack(probs) if probs else None)
 
     def _run(self, ids: torch.Tensor, hidden: torch.Tensor, start: int) -> torch.Tensor:
