@@ -1,12 +1,13 @@
 """The gate fails a slowed copy, passes an equal one, and passes noise."""
 
 import dataclasses
+import math
 import random
 
 import pytest
 from bytebound_evals.errors import IncomparableError
 from bytebound_evals.gate.compare import Comparison, compare, merged, parse_waivers
-from bytebound_evals.gate.noise import change
+from bytebound_evals.gate.noise import LEAST_SPREADS, change, noise_spreads
 from bytebound_evals.gate.tables import markdown
 from bytebound_evals.results import Metric, Result
 
@@ -59,6 +60,59 @@ def test_one_slowed_metric_is_enough_and_time_counts_the_other_way() -> None:
 def test_noise_alone_passes(spread: float) -> None:
     failed = sum(compare(noisy(2 * i, spread), noisy(2 * i + 1, spread)).failed for i in range(60))
     assert failed <= 3  # one in twenty is what the interval allows, over all metrics together
+
+
+STEADY = [100, 101, 99, 100.5, 99.5]
+OUTLIERS = {
+    "head": (STEADY, [50, 50.5, 49.5, 50, 102]),
+    "baseline": ([100, 100.1, 99.9, 100.05, 49], [50, 50.1, 49.9, 50.05, 49.95]),
+    "both": ([100, 100.1, 99.9, 100.05, 49], [50, 50.5, 49.5, 50, 102]),
+    "two of ten": (
+        [*STEADY, 100.2, 99.8, 100.1, 48, 49],
+        [50, 50.5, 49.5, 50.2, 49.8, 50.1, 49.9, 50.3, 102, 103],
+    ),
+}
+
+
+@pytest.mark.parametrize("metrics", [1, 40, 120])
+@pytest.mark.parametrize(("base", "head"), OUTLIERS.values(), ids=OUTLIERS)
+def test_an_outlier_does_not_hide_a_slowdown(
+    base: list[float], head: list[float], metrics: int
+) -> None:
+    others = {f"other{i}.tok_s": metric(*STEADY) for i in range(metrics - 1)}
+    before = result({"a.tok_s": metric(*base), **others})
+    after = result({"a.tok_s": metric(*head), **others})
+    assert [row.name for row in compare(before, after).rows if row.fails] == ["a.tok_s"]
+    assert verdicts(compare(after, before))["a.tok_s"] == "faster"
+
+
+@pytest.mark.parametrize(("metrics", "runs"), [(1, 300), (120, 8)])
+def test_noise_does_not_put_medians_many_spreads_apart(metrics: int, runs: int) -> None:
+    draw = random.Random(metrics)
+
+    def some() -> Result:
+        return result(
+            {
+                f"m{i}.tok_s": metric(*(draw.gauss(100, 20) for _ in range(5)))
+                for i in range(metrics)
+            }
+        )
+
+    apart = 0
+    for _ in range(runs):
+        changes = [row.change for row in compare(some(), some()).rows if row.change is not None]
+        assert len(changes) == metrics
+        apart += any(one.spreads > one.noise_spreads for one in changes)
+    assert apart <= max(1, 0.05 * runs)
+
+
+def test_the_distance_in_spreads() -> None:
+    moved = change([9.0, 10.0, 11.0, 10.0, 8.0], [20.0, 22.0, 18.0, 20.0, 90.0])
+    assert moved.spreads == pytest.approx(10 / (1.4826 * (1 + 2)))
+    assert moved.noise_spreads == noise_spreads(5, 5, 1) == LEAST_SPREADS
+    assert 5 < noise_spreads(5, 5, 120) < 7
+    assert noise_spreads(10, 10, 120) == noise_spreads(500, 500, 1) == LEAST_SPREADS
+    assert noise_spreads(1, 1, 1) == math.inf
 
 
 def test_a_change_within_the_tolerance_passes_however_sure_it_is() -> None:
@@ -124,6 +178,33 @@ def test_a_baseline_of_zero() -> None:
     some = result({"errors": metric(2.0, unit="count", better="lower")})
     assert verdicts(compare(zero, zero)) == {"errors": "ok"}
     assert verdicts(compare(zero, some)) == {"errors": "WORSE"}
+
+
+def test_rounding_is_no_change() -> None:
+    for base, head in ((0.0, 1e-15), (1e-16, 3e-16), (-1e-16, 1e-16)):
+        before = result({"kl": metric(base, unit="nat", better="lower")})
+        after = result({"kl": metric(head, unit="nat", better="lower")})
+        assert verdicts(compare(before, after)) == {"kl": "ok"}
+    exact = result({"kl": metric(0.0, unit="nat", better="lower", tol_pct=0.0)})
+    off = result({"kl": metric(1e-15, unit="nat", better="lower", tol_pct=0.0)})
+    assert verdicts(compare(exact, off)) == {"kl": "NOT EXACT"}
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "better", "verdict"),
+    [
+        (-2.0, -3.0, "higher", "WORSE"),
+        (-2.0, -3.0, "lower", "better"),
+        (-2.0, -1.0, "lower", "WORSE"),
+        (-2.0, 1.0, "lower", "WORSE"),
+        (2.0, -1.0, "higher", "WORSE"),
+        (-2.0, -2.01, "higher", "ok"),
+    ],
+)
+def test_negative_medians(base: float, head: float, better: str, verdict: str) -> None:
+    before = result({"loss": metric(*[base] * 3, unit="nat", better=better)})
+    after = result({"loss": metric(*[head] * 3, unit="nat", better=better)})
+    assert verdicts(compare(before, after)) == {"loss": verdict}
 
 
 @pytest.mark.parametrize(

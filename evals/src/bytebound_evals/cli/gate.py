@@ -1,5 +1,6 @@
 """``bytebound-evals gate``: compare a run with a baseline, and fail where it got worse."""
 
+import math
 import shlex
 import subprocess
 import sys
@@ -61,8 +62,10 @@ def gate(
     """Compare results of one machine: exit code 1 if any metric got worse.
 
     Worse means beyond its tolerance and beyond noise: the bootstrap interval of the ratio of
-    medians (95 % over all metrics together) excludes 1. A metric whose tolerance is 0 must not get
-    worse at all. Another card, driver or case is wrong use: exit code 2.
+    medians (95 % over all metrics together) excludes 1, or the medians lie more than 3 robust
+    spreads apart (more with few samples), so that one outlier hides nothing. A metric whose
+    tolerance is 0 must not get worse at all. Another card, driver or case is wrong use: exit code
+    2.
     """
     from bytebound.cli.output import emit, emit_json
 
@@ -70,8 +73,8 @@ def gate(
     from bytebound_evals.gate.tables import markdown
     from bytebound_evals.results import read_result
 
-    if not widen >= 1:
-        raise UsageError(f"--widen {widen:g}: expected at least 1")
+    if not 1 <= widen < math.inf:
+        raise UsageError(f"--widen {widen:g}: expected a number of at least 1")
     base = merged([read_result(file) for file in baseline])
     waived = {} if waivers is None else parse_waivers(_text(waivers))
     mine = merged([read_result(file) for file in head]) if head else _measured(base, model)
@@ -96,7 +99,10 @@ def _measured(base: "Result", model: str | None) -> "Result":
     """Run the baseline's command in a fresh process and read what it wrote."""
     from bytebound_evals.results import read_result
 
-    words = shlex.split(base.command)
+    try:
+        words = shlex.split(base.command)
+    except ValueError:  # an unclosed quote
+        words = []
     if len(words) < 2 or words[0] != "bytebound-evals" or words[1] not in MEASURING:
         raise IncomparableError(
             f"the baseline was made by {base.command!r}, which the gate cannot run again; give "

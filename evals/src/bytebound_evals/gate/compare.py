@@ -21,6 +21,8 @@ MEASURED_IN_CASE = frozenset({"interval", "tokens_per_step", "bytes_per_token", 
 """Fields of a case that are measured themselves, and so may differ."""
 DEFAULT_TOLERANCE_PCT = {"tok/s": 3.0, "GB/s": 3.0, "%": 3.0, "ms": 5.0, "us": 5.0, "s": 5.0}
 OTHER_TOLERANCE_PCT = 1.0
+LEAST_CHANGE = 1e-12
+"""In the metric's own unit: medians closer than this are equal but for rounding."""
 SPEED_UNITS = frozenset(DEFAULT_TOLERANCE_PCT)
 ACCEPTANCE_FIELDS = frozenset({"accepted_per_step", "acceptance", "accept_len"})
 FAILING = frozenset({"SLOWER", "WORSE", "NOT EXACT", "MISSING"})
@@ -203,16 +205,21 @@ def tolerance_pct(metric: Metric) -> float:
 
 
 def verdict_of(base: Metric, head: Metric, moved: Change | None, tol_pct: float) -> str:
-    """What one metric's change is; ``moved`` None: the baseline's median is 0."""
+    """What one metric's change is; ``moved`` None: the baseline's median is 0.
+
+    Negative medians are compared like others: higher is more, and the tolerance is a share of the
+    baseline's magnitude.
+    """
     if tol_pct == 0:  # exactness: the worst sample counts, and noise is no excuse
         worst = min if base.better == "higher" else max
         gain = worst(head.samples) - worst(base.samples)
         gain = gain if base.better == "higher" else -gain
         return "NOT EXACT" if gain < 0 else "better" if gain > 0 else "ok"
-    speed = base.unit in SPEED_UNITS
+    if abs(head.median - base.median) <= LEAST_CHANGE:
+        return "ok"
     if moved is None:
-        delta = head.median if base.better == "higher" else -head.median
-        return "ok" if delta == 0 else "better" if delta > 0 else "WORSE"
+        return "better" if (head.median > 0) == (base.better == "higher") else "WORSE"
+    speed = base.unit in SPEED_UNITS
     gain_pct = 100 * (moved.ratio - 1) * (1 if base.better == "higher" else -1)
     if abs(gain_pct) <= tol_pct:
         return "ok"
@@ -276,7 +283,7 @@ def _plain(value: Any) -> Any:
     """700, "700" and "700.00" are one power limit."""
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return value
 
 
