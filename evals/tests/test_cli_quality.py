@@ -131,6 +131,7 @@ def test_another_tokenizer_is_refused(cli: Cli, other_tokenizer: Path, tmp_path:
         (["gsm8k", "-m", "tiny", "--max-tokens", 9000], "max tokens 9000 is beyond"),
         (["needle", "-m", "tiny", "--lengths", "16k"], "length 16384 is beyond the model's"),
         (["needle", "-m", "tiny", "--depths", "top"], "--depths 'top': expected numbers"),
+        (["needle", "-m", "tiny", "--max-tokens", 0], "an answer token"),
         (["needle", "-m", "tiny", "--plot", "map.jpg"], "map.jpg: expected a file that ends in"),
     ],
 )
@@ -140,6 +141,20 @@ def test_wrong_use_is_one_line_before_anything_is_measured(
     monkeypatch.chdir(tmp_path)
     refused(cli(*words), message)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["ppl", "kl", "gsm8k", "needle", "throughput"])
+def test_an_out_that_cannot_be_written_is_refused_first(
+    cli: Cli, command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    words = [command, "-m", tmp_path / "no-model"]
+    words += ["--reference", "no-model"] if command == "kl" else []
+    for out in ("", ".", "/", "..", tmp_path):
+        refused(cli(*words, "--out", out), "--out", "is a folder; expected the name of a file")
+    for out in (tmp_path / "file" / "x.json", tmp_path / "file" / "y" / "x.json"):
+        refused(cli(*words, "--out", out), "--out", "is no folder")
+    refused(cli(*words, "--out", tmp_path / ("x" * 300)), "too long")
 
 
 def test_a_missing_column_and_an_empty_document_are_wrong_use(cli: Cli, tmp_path: Path) -> None:

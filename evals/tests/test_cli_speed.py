@@ -129,6 +129,10 @@ def test_gate_exit_codes_and_files(cli: Cli, tmp_path: Path) -> None:
     assert waived.code == 0
     rounds = [word for _ in range(2) for word in ("--head", paths["slow"])]
     assert cli("gate", "--baseline", paths["base"], *rounds).code == 1
+    for option in ("--out", "--summary"):
+        words = ["gate", "--baseline", tmp_path / "none.json", option]
+        refused(cli(*words, "."), option, "is a folder")
+        refused(cli(*words, paths["base"] / "x"), option, "is no folder")
 
 
 def test_gate_refuses(cli: Cli, tmp_path: Path) -> None:
@@ -138,7 +142,20 @@ def test_gate_refuses(cli: Cli, tmp_path: Path) -> None:
     refused(cli("gate", "--baseline", base, "--head", other), "different machines", "Some GPU")
     refused(cli("gate", "--baseline", base), "python bench/decode.py", "--head FILE")
     refused(cli("gate", "--baseline", tmp_path / "none.json"), "none.json", "No such file")
-    refused(cli("gate", "--baseline", base, "--head", base, "--widen", 0.5), "--widen")
+    for widen in (0.5, "inf", "nan"):
+        refused(cli("gate", "--baseline", base, "--head", base, "--widen", widen), "--widen")
+    unclosed = tmp_path / "unclosed.json"
+    command = "bytebound-evals ppl --name 'x"
+    write_result(unclosed, result({"a": metric(1.0)}, command=command))
+    refused(cli("gate", "--baseline", unclosed), "cannot run again; give --head FILE")
+    deep, huge = tmp_path / "deep.json", tmp_path / "huge.json"
+    deep.write_text("[" * 200_000)
+    record = result({"a": metric(1.0)}).as_dict()
+    record["metrics"]["a"]["samples"] = [10**400]
+    huge.write_text(json.dumps(record))
+    for damaged, words in ((deep, "nested too deep"), (huge, "finite numbers")):
+        refused(cli("gate", "--baseline", base, "--head", damaged), words)
+        refused(cli("report", damaged, "--out", tmp_path / "report"), words)
     refused(cli("gate"), "--baseline", "bytebound-evals gate --help")
 
 

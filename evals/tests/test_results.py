@@ -62,6 +62,13 @@ PLAIN = ("metrics", "plain_1k.tok_s")
         (("odd",), 1, "unknown: odd"),
         (("metrics",), [], "metrics must be an object"),
         ((*PLAIN, "better"), "more", "better is 'more'"),
+        (("schema",), True, "schema is True, expected 1"),
+        (("wheel",), 5, "wheel must be an object of versions"),
+        (("wheel",), {"bytebound": 1}, "wheel must be an object of versions"),
+        ((*PLAIN, "samples"), [10**400], "finite numbers"),
+        ((*PLAIN, "samples"), [1.7e308, 1.7e308], "beyond every float"),
+        ((*PLAIN, "median"), 10**400, "but that of the samples is 12.5"),
+        ((*PLAIN, "tol_pct"), 10**400, "expected a number of at least 0"),
         ((*PLAIN, "samples"), [], "at least one"),
         ((*PLAIN, "samples"), [12.0, True], "finite numbers"),
         ((*PLAIN, "samples"), [12.0, float("nan")], "finite numbers"),
@@ -87,6 +94,16 @@ def test_what_cannot_be_read_or_written(tmp_path: Path) -> None:
     (tmp_path / "half.json").write_text('{"schema": 1,')
     with pytest.raises(ResultError, match="not JSON"):
         read_result(tmp_path / "half.json")
+    for text, words in (
+        ("[" * 200_000 + "]" * 200_000, "nested too deep"),
+        ('{"a": ' + "9" * 5000 + "}", "not JSON"),
+    ):
+        (tmp_path / "odd.json").write_text(text)
+        with pytest.raises(ResultError, match=words):
+            read_result(tmp_path / "odd.json")
+    for folder in (Path(), Path("/"), tmp_path):
+        with pytest.raises(ResultError, match="is a folder"):
+            write_result(folder, result({"a": metric(1)}))
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultError, match="cannot be written"):
         write_result(tmp_path / "file" / "x.json", result({"a": metric(1)}, machine=MACHINE))

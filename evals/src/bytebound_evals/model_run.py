@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import bytebound
-from bytebound import Engine
+from bytebound import Engine, TokenizerMissingError
 from bytebound.loading import find_model
+from bytebound.names import random_shape, resolve_model
 from bytebound.reading import Progress
+from bytebound.text.tokenizer import Tokenizer, load_tokenizer
 
 from bytebound_evals.errors import SettingError
 from bytebound_evals.identity import model_digest
@@ -82,3 +84,15 @@ class ModelRun:
     def identity(self) -> dict[str, Any]:
         """Weights and how they run, for logs that are continued; reads every byte of the folder."""
         return {"weights": model_digest(self.model), **self.record()}
+
+
+def tokenizer_of(model: str) -> Tokenizer:
+    """The model's tokenizer alone: text is read and cut before any weight is.
+
+    Raises:
+        TokenizerMissingError: it has none.
+    """
+    found = None if random_shape(model) is not None else load_tokenizer(resolve_model(model))
+    if found is None:
+        raise TokenizerMissingError(f"{model} holds no tokenizer; add tokenizer.json")
+    return found

@@ -93,6 +93,8 @@ def write_result(file: Path, result: Result) -> None:
     Raises:
         ResultError: the result is not of the form, or the file cannot be written.
     """
+    if not file.name or file.is_dir():
+        raise ResultError(f"{str(file)!r} is a folder; expected the name of a file")
     parse_result(result.as_dict(), str(file))  # what is written can be read
     text = json.dumps(result.as_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     try:
@@ -115,7 +117,9 @@ def read_result(file: Path, name: str | None = None) -> Result:
         record = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ResultError(f"{name} cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except RecursionError:
+        raise ResultError(f"{name}: nested too deep for a result file") from None
+    except ValueError as error:  # no UTF-8, no JSON, or a number of thousands of digits
         raise ResultError(f"{name}: not JSON: {error}") from error
     return parse_result(record, name)
 
@@ -130,7 +134,7 @@ def parse_result(record: object, name: str) -> Result:
     if not isinstance(record, dict):
         raise ResultError(f"{name}: expected an object, got {type(record).__name__}")
     _check_fields(name, record, _TOP_FIELDS, _OPTIONAL_TOP_FIELDS)
-    if record["schema"] != SCHEMA:
+    if record["schema"] != SCHEMA or isinstance(record["schema"], bool):
         raise ResultError(f"{name}: schema is {record['schema']!r}, expected {SCHEMA}")
     machine = record["machine"]
     if not isinstance(machine, dict) or not {"gpu", "cpu"} & machine.keys():
@@ -138,6 +142,9 @@ def parse_result(record: object, name: str) -> Result:
     for text in ("commit", "command", "note", "not_measured"):
         if text in record and (not isinstance(record[text], str) or not record[text].strip()):
             raise ResultError(f"{name}: {text} must be a non-empty string")
+    wheel = record.get("wheel", {})
+    if not isinstance(wheel, dict) or not all(isinstance(one, str) for one in wheel.values()):
+        raise ResultError(f"{name}: wheel must be an object of versions by package, got {wheel!r}")
     metrics, reason = record["metrics"], record.get("not_measured")
     if not isinstance(metrics, dict) or bool(metrics) == (reason is not None):
         raise ResultError(
@@ -177,6 +184,8 @@ def _parse_metric(where: str, record: object) -> Metric:
         tol_pct=tolerance,
     )
     median = record["median"]
+    if not math.isfinite(metric.median):  # the mean of the two in the middle
+        raise ResultError(f"{where}: the median of the samples is beyond every float")
     if not _is_number(median) or not math.isclose(median, metric.median, rel_tol=MEDIAN_TOLERANCE):
         raise ResultError(
             f"{where}: median is {median!r}, but that of the samples is {metric.median!r}"
@@ -195,4 +204,9 @@ def _check_fields(where: str, record: dict[str, Any], needed: set[str], allowed:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False

@@ -12,6 +12,7 @@ import typer
 
 from bytebound_evals.cli import options as opt
 from bytebound_evals.cli.errors import FAILED, OK, UsageError
+from bytebound_evals.cli.outputs import check_file
 from bytebound_evals.errors import IncomparableError, RivalError
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ def gate(
 
     if not 1 <= widen < math.inf:
         raise UsageError(f"--widen {widen:g}: expected a number of at least 1")
+    check_file("--out", out)
+    check_file("--summary", summary)
     base = merged([read_result(file) for file in baseline])
     waived = {} if waivers is None else parse_waivers(_text(waivers))
     mine = merged([read_result(file) for file in head]) if head else _measured(base, model)

@@ -8,6 +8,7 @@ import typer
 from bytebound_evals.cli import options as opt
 from bytebound_evals.cli import quality_options as quality_opt
 from bytebound_evals.cli.errors import FAILED, INTERRUPTED, OK, complain
+from bytebound_evals.cli.outputs import check_file
 
 DEFAULT_TOKENS = {False: 1024, True: 8192}  # by whether the model thinks first
 DEFAULT_SHOTS = {"chat": 0, "completion": 8}
@@ -89,6 +90,8 @@ def gsm8k(
     from bytebound_evals.problems import ARITHMETIC, load_problems
     from bytebound_evals.quality_metrics import accuracy_metrics
 
+    check_file("--out", out)
+    check_file("--log", log)
     if instruction is None:
         instruction = "" if data == ARITHMETIC or mode != "chat" else INSTRUCTION
     settings = AskSettings(

@@ -9,6 +9,7 @@ from bytebound_evals.cli import options as opt
 from bytebound_evals.cli import quality_options as quality_opt
 from bytebound_evals.cli import text_options as text_opt
 from bytebound_evals.cli.errors import OK, UsageError
+from bytebound_evals.cli.outputs import check_file
 
 if TYPE_CHECKING:
     from bytebound_evals.divergence import Reference
@@ -97,13 +98,14 @@ def kl(
     from bytebound_evals.cli import measuring
     from bytebound_evals.divergence import measure_divergence
     from bytebound_evals.measured_text import TextSettings
-    from bytebound_evals.model_run import ModelRun
+    from bytebound_evals.model_run import ModelRun, tokenizer_of
     from bytebound_evals.quality_metrics import divergence_metrics
 
     if (reference is None) == (reference_logits is None):
         raise UsageError("expected either --reference or --reference-logits")
     if cache is not None and reference is None:
         raise UsageError("--cache keeps the logits of a --reference; name one")
+    check_file("--out", out)
     settings = TextSettings(
         text=text,
         join=text_opt.unescaped(join),
@@ -115,7 +117,7 @@ def kl(
     )
     run = ModelRun(model, backend, device, dtype, kv_dtype, max_len=window)
     run.check_length("window", window)
-    cut = settings.cut(measuring.tokenizer_of(model))
+    cut = settings.cut(tokenizer_of(model))
     judge: Reference
     if reference is None:
         judge, described = _stored(reference_logits, model, cut)
@@ -168,8 +170,8 @@ def kl(
 
 def _stored(folder: Path | None, model: str, cut: "CutText") -> "tuple[Reference, str]":
     """Logits that were written before, by whomever."""
-    from bytebound_evals.cli.measuring import tokenizer_of
     from bytebound_evals.identity import text_digest, tokenizer_digest
+    from bytebound_evals.model_run import tokenizer_of
     from bytebound_evals.reference_logits import StoredReference
 
     if folder is None:
@@ -186,9 +188,10 @@ def _computed(
     from bytebound.loading import find_model
     from bytebound_quant.cli.progress import JobProgress
 
-    from bytebound_evals.cli.measuring import open_model, tokenizer_of
+    from bytebound_evals.cli.measuring import open_model
     from bytebound_evals.divergence import LiveReference, check_same_vocabulary
     from bytebound_evals.identity import model_digest, text_digest, tokenizer_digest
+    from bytebound_evals.model_run import tokenizer_of
     from bytebound_evals.reference_logits import ReferenceCache, ReferenceKey
 
     tokenizer = tokenizer_digest(tokenizer_of(run.model))

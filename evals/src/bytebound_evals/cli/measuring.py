@@ -12,7 +12,6 @@ from bytebound_evals.cli.errors import one_line
 
 if TYPE_CHECKING:
     from bytebound import Engine
-    from bytebound.text.tokenizer import Tokenizer
 
     from bytebound_evals.model_run import ModelRun
     from bytebound_evals.results import Metric
@@ -23,18 +22,6 @@ def open_model(run: "ModelRun", what: str = "loading") -> "Engine":
     """Load, with a bar where it takes longer than a moment."""
     with Waiting(what) as waiting:
         return run.open(waiting.advance)
-
-
-def tokenizer_of(model: str) -> "Tokenizer":
-    """The model's tokenizer alone: text is read and cut before any weight is."""
-    from bytebound import TokenizerMissingError
-    from bytebound.names import random_shape, resolve_model
-    from bytebound.text.tokenizer import load_tokenizer
-
-    found = None if random_shape(model) is not None else load_tokenizer(resolve_model(model))
-    if found is None:
-        raise TokenizerMissingError(f"{model} holds no tokenizer; add tokenizer.json")
-    return found
 
 
 def model_name(model: str, given: str | None = None) -> str:

@@ -9,6 +9,7 @@ import typer
 from bytebound_evals.cli import options as opt
 from bytebound_evals.cli import quality_options as quality_opt
 from bytebound_evals.cli.errors import OK, UsageError
+from bytebound_evals.cli.outputs import check_file
 
 if TYPE_CHECKING:
     from bytebound_evals.needle import NeedleTable
@@ -79,8 +80,12 @@ def needle(
     from bytebound_evals.quality_metrics import needle_metrics
     from bytebound_evals.texts import find_text
 
+    check_file("--out", out)
+    check_file("--plot", plot)
     if plot is not None:
         check_plot_path(plot)
+    if max_tokens is None:
+        max_tokens = THINKING_TOKENS if thinking else ANSWER_TOKENS
     limit = ModelRun(model).limit
     wanted = default_lengths(limit) if lengths is None else lengths_of(lengths.split(","))
     settings = NeedleSettings(
@@ -89,7 +94,7 @@ def needle(
         trials=trials,
         mode=mode,
         thinking=thinking,
-        max_tokens=max_tokens or (THINKING_TOKENS if thinking else ANSWER_TOKENS),
+        max_tokens=max_tokens,
     )
     run = ModelRun(model, backend, device, dtype, kv_dtype, max(wanted), draft)
     run.check_length("length", max(wanted))

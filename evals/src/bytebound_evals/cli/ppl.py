@@ -4,6 +4,7 @@ from bytebound_evals.cli import options as opt
 from bytebound_evals.cli import quality_options as quality_opt
 from bytebound_evals.cli import text_options as text_opt
 from bytebound_evals.cli.errors import OK
+from bytebound_evals.cli.outputs import check_file
 
 NOTE = "Perplexity in fixed windows, each from an empty state; float64 over the whole vocabulary."
 
@@ -34,10 +35,11 @@ def ppl(
 
     from bytebound_evals.cli import measuring
     from bytebound_evals.measured_text import TextSettings
-    from bytebound_evals.model_run import ModelRun
+    from bytebound_evals.model_run import ModelRun, tokenizer_of
     from bytebound_evals.perplexity import measure_perplexity
     from bytebound_evals.quality_metrics import perplexity_metrics
 
+    check_file("--out", out)
     settings = TextSettings(
         text=text,
         join=text_opt.unescaped(join),
@@ -49,7 +51,7 @@ def ppl(
     )
     run = ModelRun(model, backend, device, dtype, kv_dtype, max_len=window)
     run.check_length("window", window)
-    cut = settings.cut(measuring.tokenizer_of(model))
+    cut = settings.cut(tokenizer_of(model))
     engine = measuring.open_model(run)
     with JobProgress(cut.scored) as bar:
         found = measure_perplexity(engine, cut, lambda count: bar.tick(count, "windows"))

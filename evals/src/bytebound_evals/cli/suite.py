@@ -8,6 +8,7 @@ import typer
 from bytebound_evals.cli import options as opt
 from bytebound_evals.cli import speed_table
 from bytebound_evals.cli.errors import OK
+from bytebound_evals.cli.outputs import check_folder
 from bytebound_evals.cli.throughput import chosen_depths, chosen_prompts, default_drafts
 
 if TYPE_CHECKING:
@@ -116,7 +117,8 @@ def suite(
 
     Speed over eight prompts and several depths with every draft; perplexity, KL, top-1 and word
     problems of the 16 bits and of each 4-bit form; then report.md, report.html and plots. Forms
-    that an earlier run made in the folder are used again.
+    that an earlier run made in the folder of the same weights and settings are used again, others
+    are refused. Simple mistakes are found before anything is loaded.
     """
     from bytebound.cli.output import emit, emit_json, remark
 
@@ -129,6 +131,7 @@ def suite(
     from bytebound_evals.suite.quality import QualitySettings
     from bytebound_evals.suite.run import Suite
 
+    check_folder("--out", out)
     speed_settings = Settings(
         model=model,
         backend=backend,
@@ -159,8 +162,9 @@ def suite(
         commit=commit,
     )
     others = read_sources(result or [])
+    keys = whole.check()
     read = read_bandwidth(read_gb_s, card, on_gpu=speed and speed_settings.on_gpu)
-    results = whole.run(read, remark)
+    results = whole.run(keys, read, remark)
     written = whole.report(results, others)
     if json_:
         emit_json(

@@ -7,6 +7,7 @@ import typer
 
 from bytebound_evals.cli import options as opt
 from bytebound_evals.cli.errors import OK
+from bytebound_evals.cli.outputs import check_file
 from bytebound_evals.speed.drafts import DraftSpec
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def throughput(
     from bytebound_evals.speed.record import speed_result
     from bytebound_evals.speed.throughput import Settings, Throughput
 
+    check_file("--out", out)
     settings = Settings(
         model=model,
         backend=backend,

@@ -1,10 +1,13 @@
 """The forms of one model that a suite compares: its 16 bits, folders given, and forms made here."""
 
+import json
+import platform
 import pydoc_data.topics
 import sysconfig
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bytebound.cli.errors import UsageError
 
@@ -15,6 +18,7 @@ BF16 = "bf16"
 MADE = ("rtn", "gptq_mse")
 """What can be made here: rounding to nearest; GPTQ with ranges searched for the least error."""
 MAX_SOURCE_BYTES = 100_000
+GROUP_SIZE = 128
 DECODER_KINDS = ("attention", "gated delta net", "mlp")
 
 
@@ -26,6 +30,12 @@ class Calibration:
     """Sources as ``bytebound-quant gptq --calib`` takes them; none: the interpreter's library."""
     samples: int = 64
     window: int = 512
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.window < 1:
+            raise UsageError(
+                f"--calib-samples {self.samples}, --calib-window {self.window}: expected at least 1"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +78,99 @@ def made_forms(words: list[str] | None) -> tuple[str, ...]:
     return names
 
 
-def make_form(
-    name: str, model: str, folder: Path, calibration: Calibration, device: str | None
-) -> Form:
-    """Quantize ``model`` into ``folder / name``; a finished folder of an earlier run is used again.
+def form_keys(
+    names: Sequence[str], model: str, calibration: Calibration, device: str | None
+) -> dict[str, dict[str, Any]]:
+    """By name, all that decides what a form made of ``model`` holds, for ``check_made``.
+
+    Weights, tokenizer and calibration files count by their content, wherever they lie. Takes as
+    long as reading the weights.
 
     Raises:
+        QuantError, ByteboundError: the model, the device or a calibration source is not there.
+    """
+    from bytebound.names import resolve_model
+    from bytebound.settings import check_device
+    from bytebound.text.tokenizer import load_tokenizer
+
+    from bytebound_evals.identity import model_digest, tokenizer_digest
+
+    if not names:
+        return {}
+    where = check_device(device)
+    shared = {"source": model_digest(model), "symmetric": True, "group_size": GROUP_SIZE}
+    keys: dict[str, dict[str, Any]] = {}
+    for name in names:
+        keys[name] = {"form": name, **shared}
+        if name != "rtn":
+            tokenizer = load_tokenizer(resolve_model(model))
+            keys[name] |= {
+                "tokenizer": None if tokenizer is None else tokenizer_digest(tokenizer),
+                "device": where.type,
+                "calibration": calibration_key(calibration),
+            }
+    return keys
+
+
+def calibration_key(calibration: Calibration) -> dict[str, Any]:
+    """What calibration draws from and how, files by their hash.
+
+    Raises:
+        QuantError: a source is not understood, or names a file that is not there.
+    """
+    from bytebound_quant.cli.running import text_sources
+
+    from bytebound_evals.identity import file_digest
+
+    sources: list[dict[str, Any]] = []
+    for source in text_sources(calibration.specs):
+        file = Path(source.path).expanduser()
+        content = file_digest(file) if file.is_file() else source.path
+        sources.append({**asdict(source), "path": content})
+    return {
+        "sources": sources or f"library of Python {platform.python_version()}",
+        "samples": calibration.samples,
+        "window": calibration.window,
+    }
+
+
+def check_made(folder: Path, key: Mapping[str, Any]) -> bool:
+    """Whether ``folder`` holds the finished form of this ``key``.
+
+    Raises:
+        UsageError: it holds one that was made from something else, or nobody knows from what.
+    """
+    name = key["form"]
+    target, record = folder / name, _key_file(folder, name)
+    if not target.exists():
+        return False
+    way_out = "remove it to make it again, or name another --out"
+    try:
+        found = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        raise UsageError(
+            f"{target} is there, but not what it was made from ({record.name}); {way_out}"
+        ) from None
+    if found == key:
+        return True
+    other = found if isinstance(found, dict) else {}
+    odd = sorted(one for one in {*other, *key} if other.get(one, ...) != key.get(one, ...))
+    raise UsageError(f"{target} was made with another {', '.join(odd) or 'record'}; {way_out}")
+
+
+def make_form(
+    key: Mapping[str, Any],
+    model: str,
+    folder: Path,
+    calibration: Calibration,
+    device: str | None,
+) -> Form:
+    """Quantize ``model`` into ``folder / NAME``; a finished folder of the same key is used again.
+
+    The key (``form_keys``) is kept beside it, in ``NAME.json``.
+
+    Raises:
+        UsageError: the folder holds a form of another key, or cannot be written.
         QuantError, ByteboundError: the model is not 16 bits, or calibration text is not usable.
     """
     from bytebound.settings import check_device, check_dtype
@@ -87,13 +184,20 @@ def make_form(
     from bytebound_quant.rtn_job import RtnMethod
     from bytebound_quant.source import open_source
 
+    name = key["form"]
     target = folder / name
-    if target.exists():
+    if check_made(folder, key):
         return Form(name, str(target))
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Written first: a finished form is never without it, and the job itself refuses to go on
+        # with a begun one of other settings.
+        _key_file(folder, name).write_text(json.dumps(key, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror or error}") from error
     where = check_device(device)
     source = open_source(model)
-    plan = make_plan(source, PlanOptions(Scheme(symmetric=True, group_size=128)))
+    plan = make_plan(source, PlanOptions(Scheme(symmetric=True, group_size=GROUP_SIZE)))
     method: Method
     if name == "rtn":
         method = RtnMethod(source, plan, mse=False, device=where)
@@ -114,6 +218,10 @@ def make_form(
         method = GptqMethod(source, plan, windows, options, device=where, dtype=kind)
     Job(source, plan, method, target).run()
     return Form(name, str(target))
+
+
+def _key_file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.json"
 
 
 def calibration_sources(calibration: Calibration, folder: Path) -> "list[CalibrationSource]":

@@ -7,12 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bytebound_evals.divergence import LiveReference, measure_divergence
+from bytebound.loading import find_model
+from bytebound.settings import BACKENDS, check_choice, check_device, check_dtype
+from bytebound.text.tokenizer import Tokenizer
+
+from bytebound_evals.divergence import LiveReference, check_same_vocabulary, measure_divergence
 from bytebound_evals.gsm8k import AskSettings, measure_accuracy
+from bytebound_evals.identity import tokenizer_digest
 from bytebound_evals.measured_text import TextSettings
-from bytebound_evals.model_run import ModelRun
+from bytebound_evals.model_run import ModelRun, tokenizer_of
 from bytebound_evals.perplexity import measure_perplexity
-from bytebound_evals.problems import load_problems
+from bytebound_evals.problems import ProblemSet, load_problems
 from bytebound_evals.quality_metrics import (
     accuracy_metrics,
     divergence_metrics,
@@ -35,6 +40,29 @@ class QualitySettings:
     dtype: str | None = None
 
 
+def check_quality(model: str, forms: Sequence[Form], settings: QualitySettings) -> None:
+    """Find what ``measure_quality`` would refuse, before any weight is read.
+
+    Raises:
+        EvalError, ByteboundError: a text, a set of problems, a model or a setting is not usable.
+    """
+    _, config = find_model(model)
+    check_dtype(settings.dtype, config, check_device(settings.device))
+    check_choice("backend", settings.backend, BACKENDS)
+    tokenizer = tokenizer_of(model)
+    for form in (Form(BF16, model), *forms):
+        _run(form.model, settings, draft="none").check_length("window", settings.text.window)
+        vocab_size = find_model(form.model)[1].vocab_size
+        check_same_vocabulary(
+            tokenizer_digest(tokenizer),
+            tokenizer_digest(tokenizer_of(form.model)),
+            config.vocab_size,
+            vocab_size,
+        )
+    settings.text.cut(tokenizer)
+    _problems(tokenizer, settings)
+
+
 def measure_quality(
     model: str,
     forms: Sequence[Form],
@@ -55,9 +83,7 @@ def measure_quality(
         max_tokens=settings.reply_tokens,
         instruction="",
     )
-    problems = load_problems(
-        settings.problems, shots=0 if chat else 8, limit=settings.problem_limit
-    )
+    problems = _problems(reference.tokenizer, settings)
     base = Path(model).name
     metrics: dict[str, Metric] = {}
     for form in (Form(BF16, model), *forms):
@@ -96,6 +122,12 @@ def form_rows(metrics: Mapping[str, Metric]) -> dict[str, tuple[float | None, ..
             names = (name, f"{form}.ppl", f"{form}.kl", f"{form}.top1", accuracy)
             rows[form] = tuple(map(median, names))
     return rows
+
+
+def _problems(tokenizer: Tokenizer, settings: QualitySettings) -> ProblemSet:
+    """Without a chat template the model continues worked examples."""
+    shots = 0 if tokenizer.hf.chat_template is not None else 8
+    return load_problems(settings.problems, shots=shots, limit=settings.problem_limit)
 
 
 def _run(model: str, settings: QualitySettings, *, draft: str) -> ModelRun:
