@@ -180,3 +180,5 @@ def test_the_command(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refused(cli("report", tmp_path / "in", "--out", tmp_path / "file"), "cannot be written")
     refused(cli("report", tmp_path / "in"), "--out")
+    for words in (["report", tmp_path / "in"], ["suite", "-m", "tiny"]):
+        refused(cli(*words, "--out", ""), "--out", "is no folder")

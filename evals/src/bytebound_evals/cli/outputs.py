@@ -3,7 +3,20 @@
 import os
 from pathlib import Path
 
+import typer
+
 from bytebound_evals.cli.errors import UsageError
+
+
+def folder_path(word: str) -> Path:
+    """Parse a folder to write into; "." must be meant, as an empty word rarely is.
+
+    Raises:
+        typer.BadParameter: the word is empty.
+    """
+    if not word:
+        raise typer.BadParameter("'' is no folder; write . for this one")
+    return Path(word)
 
 
 def check_file(option: str, file: Path | None) -> None:

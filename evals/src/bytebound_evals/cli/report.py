@@ -7,6 +7,7 @@ import typer
 
 from bytebound_evals.cli import options as opt
 from bytebound_evals.cli.errors import OK, UsageError
+from bytebound_evals.cli.outputs import check_folder, folder_path
 
 
 def report(
@@ -15,7 +16,12 @@ def report(
         typer.Argument(metavar="FILE...", help="Result files, or folders that hold some."),
     ],
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where report.md, report.html and plots go.")
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            parser=folder_path,
+            help="Where report.md, report.html and plots go.",
+        ),
     ],
     title: Annotated[str, typer.Option(metavar="TEXT", help="Its heading.")] = "Measurements",
     json_: opt.Json = False,
@@ -29,6 +35,7 @@ def report(
 
     from bytebound_evals.report.build import read_sources, write_report
 
+    check_folder("--out", out)
     written = write_report(read_sources(result_files(files)), out, title)
     names = [str(path) for path in written]
     if json_:

@@ -8,7 +8,7 @@ import typer
 from bytebound_evals.cli import options as opt
 from bytebound_evals.cli import speed_table
 from bytebound_evals.cli.errors import OK
-from bytebound_evals.cli.outputs import check_folder
+from bytebound_evals.cli.outputs import check_folder, folder_path
 from bytebound_evals.cli.throughput import chosen_depths, chosen_prompts, default_drafts
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ def suite(
     model: opt.Model,
     out: Annotated[
         Path,
-        typer.Option(metavar="FOLDER", help="Where results, forms and the report go."),
+        typer.Option(
+            metavar="FOLDER", parser=folder_path, help="Where results, forms and the report go."
+        ),
     ],
     backend: opt.Backend = "auto",
     device: opt.Device = None,
