@@ -36,7 +36,7 @@ def test_info_of_random_weights(run: Run) -> None:
     assert report["folder"] is None
     assert report["weights"] == {"present": False, "random": True, "problem": None, "mtp": True}
     plan = report["memory_plan"]["cuda"]
-    assert plan["random_weights"] is True and plan["kv_dtype"] == "bfloat16"
+    assert plan["random_weights"] is True and plan["kv_dtype"] == "float16"
     sizes = {name: size for name, size in plan.items() if isinstance(size, int)}
     assert plan["available"] is plan["largest_max_len"] is None
     for label in ("total", "max_len", "random_weights"):
@@ -44,7 +44,7 @@ def test_info_of_random_weights(run: Run) -> None:
     assert sum(sizes.values()) == plan["total"] and 16e9 < plan["total"] < 20e9
     shown = run("info", "-m", RANDOM).out
     assert "random, made in 4 bits on the GPU" in shown and "noise" in shown
-    assert "cuda, bfloat16 KV" in shown and "8,192 positions, random weights" in shown
+    assert "cuda, float16 KV" in shown and "8,192 positions, random weights" in shown
     assert "none, not cuda: no driver" in shown
 
 

@@ -217,9 +217,14 @@ class TableExecutor:
     last_hidden = None
     vocab_size = VOCAB
     max_len = 16
+    prefill_chunk = 16
+    prefill_floor = 16
+    snapshot_bytes = 0
+    epoch = 0
 
     def reset(self) -> None:
         self.position = 0
+        self.epoch += 1
 
     def prefill(self, ids: Sequence[int], observer: Observer | None = None) -> torch.Tensor:
         self.position += len(ids)
