@@ -57,6 +57,21 @@ def test_a_package_that_does_not_import(install: Install) -> None:
     assert problems(name) == [f"import {package}: ZeroDivisionError: division by zero"]
 
 
+@pytest.mark.parametrize("needed", ["no-such-part>=1; extra == 'more'", "no-such-part>=1"])
+def test_a_module_may_need_an_extra(install: Install, tmp_path: Path, needed: str) -> None:
+    name = install()
+    package = name.replace("-", "_")
+    (tmp_path / package / "part.py").write_text("import no_such_part.inside")
+    with (tmp_path / f"{package}-1.0.dist-info" / "METADATA").open("a") as metadata:
+        metadata.write(f"Requires-Dist: {needed}\n")
+    found = problems(name)
+    if "extra" in needed:
+        assert found == []
+    else:
+        missing = "ModuleNotFoundError: No module named 'no_such_part'"
+        assert found == [f"import {package}.part: {missing}"]
+
+
 def test_a_wrong_version(install: Install) -> None:
     name = install('__version__ = "2"')
     assert problems(name) == ["__version__ is not the distribution's 1.0"]
