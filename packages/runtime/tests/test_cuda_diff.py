@@ -10,8 +10,9 @@ import bytebound_kernels as bk
 import pytest
 import torch
 from bytebound import Engine, InvalidSettingError
+from bytebound.comparison import positions_needed
 from bytebound.config import ModelConfig
-from bytebound.cuda.diff import DiffReport, positions_needed, run_diff
+from bytebound.cuda.diff import DiffReport, run_diff
 from bytebound.cuda.executor import CudaExecutor
 from bytebound.cuda.pairing import load_pair, load_reference, reference_of
 from bytebound.cuda.random_weights import random_weights
@@ -260,6 +261,29 @@ def test_settings_that_cannot_be(sound: tuple[ReferenceExecutor, CudaExecutor]) 
         run_diff(*sound, some_ids(120), rows=8)
 
 
+WRONG_USE = (
+    (("--ids", "1", "--prompt", "x"), "give one or none"),
+    (("--ids", "360"), "0 to 359"),
+    (("--ids", "1 two"), "'two'"),
+    (("--ids", ""), "no id"),
+    (("--prompt", "fox"), "--ids"),
+    (("--prompt-file", "no such file"), "No such file"),
+    (("--rows", 0), "1 to 8"),
+    (("--rows", 9), "1 to 8"),
+    (("--rows", "two"), "--rows"),
+    (("--bound", 0), "above 0"),
+    (("--bound", "nan"), "above 0"),
+    (("--bound", "inf"), "above 0"),
+    (("--backend", "reference"), "expected cuda"),
+    (("--kv-dtype", "int4"), "int4"),
+    (("--device", "tpu"), "tpu"),
+    (("--device", "cpu:5"), "cpu:5"),
+    (("--ids", "1 " * 5000), "5026 positions; this model has 4096"),
+    (("-m", "no such model"), "no such model"),
+    (("-m", "random:nope"), "nope"),
+)
+
+
 @pytest.fixture
 def command(run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[..., Outcome]:
     """``bytebound diff`` on emulated kernels."""
@@ -296,24 +320,15 @@ def test_the_command(
     assert command("--ids", "5 6", "--together", "--bound", "1e-7").code == 1
 
 
-def test_wrong_use(command: Callable[..., Outcome], run: Run, tmp_path: Path) -> None:
-    for args, word in (
-        (("--ids", "1", "--prompt", "x"), "give one or none"),
-        (("--ids", "360"), "0 to 359"),
-        (("--ids", ""), "no id"),
-        (("--prompt", "fox"), "--ids"),
-        (("--rows", 9), "1 to 8"),
-        (("--bound", 0), "above 0"),
-        (("--bound", "nan"), "above 0"),
-        (("--backend", "reference"), "expected cuda"),
-        (("--kv-dtype", "int4"), "int4"),
-        (("--device", "tpu"), "tpu"),
-        (("--ids", "1 " * 5000), "4096"),
-    ):
-        outcome = command(*args)
-        assert (outcome.code, outcome.out) == (2, ""), args
-        (line,) = outcome.err.splitlines()
-        assert line.startswith("bytebound: error: ") and word in line, line
+@pytest.mark.parametrize(("args", "word"), WRONG_USE, ids=lambda part: str(part)[:40])
+def test_wrong_use_is_said_before_a_gpu_is_needed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path, args: tuple[object, ...], word: str
+) -> None:
+    monkeypatch.setattr(bk, "cuda_problem", lambda: pytest.fail("the driver was asked"))
+    outcome = run("diff", "-m", folder, *args)
+    assert (outcome.code, outcome.out) == (2, "")
+    (line,) = outcome.err.splitlines()
+    assert line.startswith("bytebound: error: ") and word in line, line
 
 
 def test_without_a_gpu_it_says_why(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

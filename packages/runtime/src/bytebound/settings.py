@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 
 import torch
 
@@ -22,6 +23,8 @@ KV_DTYPES = {**CUDA_DTYPES, "fp8": torch.float8_e4m3fn}
 # A 27B model keeps 64 KiB a position in 16 bits: 4 GiB here, 16 GiB at its longest context.
 FP8_KV_ABOVE = 65_536
 PACKED_CACHE_VARIABLE = "BYTEBOUND_PACKED_CACHE"
+# Not by torch.device, which counts modulo 256 and takes any number for the one CPU.
+_DEVICE = re.compile(r"cpu(:0)?|(?P<gpu>cuda)(:(?P<index>0|[1-9][0-9]{0,8}))?")
 
 
 def check_integer(name: str, value: int, low: int, high: int) -> int:
@@ -49,25 +52,28 @@ def check_max_len(max_len: int | None, config: ModelConfig) -> int:
 
 
 def check_device(device: str | torch.device | None) -> torch.device:
-    """A device that exists here; None takes the GPU if there is one."""
+    """A device that exists here, a GPU with its number; None takes the GPU if there is one.
+
+    Raises:
+        InvalidSettingError: no name of a device that this package runs on.
+        CudaUnavailableError: a GPU that PyTorch does not see.
+    """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        where = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise InvalidSettingError(
-            f"device={device!r}: expected 'cpu', 'cuda' or 'cuda:N'"
-        ) from None
-    if where.type not in ("cpu", "cuda"):
+    name = str(device) if isinstance(device, (str, torch.device)) else ""
+    found = _DEVICE.fullmatch(name)
+    if found is None:
         raise InvalidSettingError(f"device={device!r}: expected 'cpu', 'cuda' or 'cuda:N'")
-    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+    if not found["gpu"]:
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if int(found["index"] or 0) >= count:
+        others = f", or 'cuda:N' with N below {count}" if count else ""
         raise CudaUnavailableError(
-            f"device={device!r}: PyTorch sees {torch.cuda.device_count()} CUDA devices here; "
-            "use 'cpu'"
+            f"device={device!r}: PyTorch sees {count} CUDA devices here; use 'cpu'{others}"
         )
-    if where == torch.device("cuda"):
-        return torch.device("cuda", torch.cuda.current_device())
-    return where
+    index = torch.cuda.current_device() if found["index"] is None else int(found["index"])
+    return torch.device("cuda", index)
 
 
 def check_dtype(
@@ -163,7 +169,7 @@ def check_cuda(device: str | torch.device | None, dtype: str | torch.dtype | Non
             f"backend='cuda': {problem}; use backend='reference', which runs everywhere"
         )
     where = check_device(device)
-    if where != torch.device("cuda") and where.index != torch.cuda.current_device():
+    if where != torch.device("cuda", torch.cuda.current_device()):
         raise InvalidSettingError(
             f"device={device!r}: backend='cuda' runs on PyTorch's current device, cuda:"
             f"{torch.cuda.current_device()}; use None, and CUDA_VISIBLE_DEVICES to choose"

@@ -51,7 +51,9 @@ def diff(
         float | None,
         typer.Option(metavar="X", help="Largest relative error that passes. Default: rounding."),
     ] = None,
-    kv_dtype: Annotated[str, typer.Option(metavar="auto|bfloat16|fp8", help="KV cache.")] = "auto",
+    kv_dtype: Annotated[
+        str, typer.Option(metavar="auto|fp8|bfloat16|float16", help="KV cache.")
+    ] = "auto",
     backend: Annotated[
         str, typer.Option(metavar="cuda", help="What is held against the reference.")
     ] = "cuda",
@@ -79,26 +81,34 @@ def diff(
     given_ids = None if ids is None else parse_ids(ids)
     text = None if prompt is None and prompt_file is None else read_prompt(prompt, prompt_file)
 
-    from bytebound.cli.opening import check_max_len
     from bytebound.cli.progress import Waiting
     from bytebound.loading import find_model
 
     with Waiting("comparing") as waiting:
         from bytebound.backends import choose_backend
-        from bytebound.settings import check_device
+        from bytebound.checkpoint import read_headers
+        from bytebound.comparison import check_rows, positions_needed
+        from bytebound.settings import activations_dtype, check_cuda_kv_dtype, check_device
 
         waiting.check()
-        folder, config = find_model(model)
-        choose_backend(backend, config, None, None)
+        check_rows(rows)
         reference_device = check_device(device)
+        folder, config = find_model(model)
         prompt_ids = _prompt_ids(folder, config, text, given_ids)
+        max_len = positions_needed(len(prompt_ids), rows)
+        if max_len > config.max_position_embeddings:
+            raise UsageError(
+                f"a prompt of {len(prompt_ids)} ids and what is compared behind it take {max_len} "
+                f"positions; this model has {config.max_position_embeddings}: give fewer ids"
+            )
+        packed = folder is None or bool(read_headers(folder, config).packed)
+        dtype = activations_dtype(None, kv_dtype, packed=packed)
+        check_cuda_kv_dtype(kv_dtype, max_len, dtype)
+        choose_backend(backend, config, None, None)
 
-        from bytebound.cuda.diff import check_rows, positions_needed, run_diff
+        from bytebound.cuda.diff import run_diff
         from bytebound.cuda.pairing import load_pair
 
-        check_rows(rows)
-        max_len = positions_needed(len(prompt_ids), rows)
-        check_max_len(max_len, config)
         reference, executor = load_pair(
             folder,
             config,

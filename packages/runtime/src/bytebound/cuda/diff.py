@@ -14,8 +14,9 @@ from itertools import cycle, islice
 
 import torch
 
+from bytebound.comparison import TAIL, check_rows, positions_needed
 from bytebound.cuda.executor import CudaExecutor
-from bytebound.cuda.state import MAX_ROWS, KvCache
+from bytebound.cuda.state import KvCache
 from bytebound.cuda.taps import tapped
 from bytebound.errors import InvalidSettingError
 from bytebound.reference.executor import ReferenceExecutor
@@ -30,7 +31,6 @@ TOGETHER_BOUND = 1e-1
 # A norm ends the op, and enlarges the rounding of a row whose recurrent output is next to nothing.
 GATED_DELTA_BOUND = 1e-1
 FLOAT8_BOUND = 1e-1  # of attention to a cache whose values keep 4 bits: 2^-5 on average, up to 2^-4
-_TAIL = 16  # ids of the prompt that goes on behind the passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +112,10 @@ def run_diff(
         pair.prompt(list(ids))
         for keep in range(1, rows + 1):
             pair.step(list(islice(more, rows)), keep)
-        pair.prompt(list(islice(more, _TAIL)))
+        pair.prompt(list(islice(more, TAIL)))
     finally:
         pair.reset()
     return report
-
-
-def check_rows(rows: int) -> None:
-    """Refuse a number of rows that no pass has, by InvalidSettingError."""
-    if not 1 <= rows <= MAX_ROWS:
-        raise InvalidSettingError(f"rows={rows}: expected 1 to {MAX_ROWS}, what a pass has")
-
-
-def positions_needed(count: int, rows: int) -> int:
-    """Positions that ``run_diff`` takes for a prompt of ``count`` ids."""
-    return count + rows * (rows + 1) // 2 + max(rows, _TAIL)
 
 
 class _Pair:

@@ -40,19 +40,19 @@ def load_pair(
 
     Raises:
         CheckpointError: see ``load_checkpoint``.
+        InvalidSettingError: ``kv_dtype`` is none of this backend's; before a weight is read.
     """
-    if folder is None:
-        dtype = activations_dtype(None, kv_dtype, packed=True)
+    stored = None if folder is None else read_headers(folder, config)
+    dtype = activations_dtype(None, kv_dtype, packed=stored is None or bool(stored.packed))
+    kind = check_cuda_kv_dtype(kv_dtype, max_len, dtype)
+    if folder is None or stored is None:
         weights = random_weights(config, dtype=dtype, device=device)
         reference = reference_of(weights, config, max_len=max_len)
     else:
-        stored = read_headers(folder, config)
-        dtype = activations_dtype(None, kv_dtype, packed=bool(stored.packed))
         weights = load_weights(folder, config, stored, device=device, dtype=dtype)
         reference = load_reference(
             folder, config, max_len=max_len, dtype=dtype, device=reference_device
         )
-    kind = check_cuda_kv_dtype(kv_dtype, max_len, dtype)
     return reference, CudaExecutor(weights, config, max_len=max_len, kv_dtype=kind)
 
 
