@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bytebound import Engine
 from bytebound.cli.errors import UsageError
 from bytebound.names import resolve_model
+from bytebound_evals.model_run import ModelRun
 from bytebound_evals.results import read_result
 from bytebound_evals.suite.forms import (
     Calibration,
@@ -36,9 +38,18 @@ def test_one_command_measures_and_reports(
 ) -> None:
     text = tmp_path / "calibration.txt"
     text.write_text("\n".join(f"line {i} of a text about {i * i} things" for i in range(400)))
+    opened: list[str] = []
+    really = ModelRun.open
+
+    def counted(run: ModelRun) -> Engine:
+        opened.append(Path(run.model).name)
+        return really(run)
+
+    monkeypatch.setattr(ModelRun, "open", counted)
     words = ["suite", *SMALL, "--calib", text, "--out", tmp_path / "out", "--read-gb-s", 20]
     outcome = cli(*words)
     assert outcome.code == 0, outcome
+    assert opened == ["tiny", "rtn", "gptq_mse"]  # the 16 bits are their own reference
     quality = read_result(tmp_path / "out" / "results" / "quality.json")
     for form in ("rtn", "gptq_mse"):
         assert {f"{form}.{field}" for field in ("kl", "top1", "ppl", "bits_per_weight")} <= set(

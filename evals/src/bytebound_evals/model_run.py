@@ -1,5 +1,6 @@
 """Which model is measured and how it runs: what a command was told, opened, described, hashed."""
 
+import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,3 +97,12 @@ def tokenizer_of(model: str) -> Tokenizer:
     if found is None:
         raise TokenizerMissingError(f"{model} holds no tokenizer; add tokenizer.json")
     return found
+
+
+def free_memory() -> None:
+    """Give back what engines held that nobody refers to any more, before the next is loaded."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

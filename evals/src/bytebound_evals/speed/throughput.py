@@ -4,7 +4,6 @@ Only the engine's public surface is used. One engine at a time is loaded, one fo
 it the prompts take turns, round after round, after one round that is not counted.
 """
 
-import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from bytebound.cli.errors import UsageError
 from bytebound.errors import InvalidSettingError
 from bytebound.settings import check_cuda
 
+from bytebound_evals.model_run import free_memory
 from bytebound_evals.results import Metric
 from bytebound_evals.speed.drafts import DraftSpec, ForcedDraft
 from bytebound_evals.speed.limits import ReadBandwidth, bytes_per_token, percent_of_limit
@@ -173,8 +173,7 @@ class Throughput:
             engine, forced = self._load(draft)
             self._run_draft(engine, forced, draft, measured)
             del engine
-            gc.collect()
-            _empty_cache()
+            free_memory()
         self._add_suite_means(measured)
         return measured
 
@@ -385,10 +384,3 @@ def _dtype_name(engine: "Engine", settings: Settings) -> str:
     if settings.dtype is not None:
         return settings.dtype
     return engine.config.dtype or "bfloat16" if settings.on_gpu else "float32"
-
-
-def _empty_cache() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

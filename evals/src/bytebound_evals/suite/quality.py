@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bytebound import Engine
 from bytebound.loading import find_model
 from bytebound.settings import BACKENDS, check_choice, check_device, check_dtype
 from bytebound.text.tokenizer import Tokenizer
@@ -15,7 +16,7 @@ from bytebound_evals.divergence import LiveReference, check_same_vocabulary, mea
 from bytebound_evals.gsm8k import AskSettings, measure_accuracy
 from bytebound_evals.identity import tokenizer_digest
 from bytebound_evals.measured_text import TextSettings
-from bytebound_evals.model_run import ModelRun, tokenizer_of
+from bytebound_evals.model_run import ModelRun, free_memory, tokenizer_of
 from bytebound_evals.perplexity import measure_perplexity
 from bytebound_evals.problems import ProblemSet, load_problems
 from bytebound_evals.quality_metrics import (
@@ -51,7 +52,7 @@ def check_quality(model: str, forms: Sequence[Form], settings: QualitySettings) 
     check_choice("backend", settings.backend, BACKENDS)
     tokenizer = tokenizer_of(model)
     for form in (Form(BF16, model), *forms):
-        _run(form.model, settings, draft="none").check_length("window", settings.text.window)
+        _run(form.model, settings).check_length("window", settings.text.window)
         vocab_size = find_model(form.model)[1].vocab_size
         check_same_vocabulary(
             tokenizer_digest(tokenizer),
@@ -71,11 +72,12 @@ def measure_quality(
 ) -> dict[str, Metric]:
     """All metrics of the model's 16 bits and of every form.
 
+    Every model is loaded once, and there are never more than two.
+
     Raises:
         EvalError, ByteboundError: what the measurements refuse.
     """
-    window = settings.text.window
-    reference = _run(model, settings, draft="none").open()
+    reference = _run(model, settings).open()
     cut = settings.text.cut(reference.tokenizer)
     chat = reference.tokenizer.hf.chat_template is not None
     ask = AskSettings(
@@ -86,24 +88,28 @@ def measure_quality(
     problems = _problems(reference.tokenizer, settings)
     base = Path(model).name
     metrics: dict[str, Metric] = {}
-    for form in (Form(BF16, model), *forms):
-        run = _run(form.model, settings, draft="mtp")
-        run.check_length("window", window)
-        engine = run.open()
-        if form.name == BF16:
+
+    def measure(form: Form, engine: Engine) -> None:
+        if engine is reference:
             say(f"{form.name}: perplexity")
-            found = measure_perplexity(engine, cut)
-            metrics |= perplexity_metrics(form.name, base, cut, found)
+            metrics.update(
+                perplexity_metrics(form.name, base, cut, measure_perplexity(engine, cut))
+            )
         else:
             say(f"{form.name}: KL against {BF16} and perplexity")
             judged = measure_divergence(engine, LiveReference(reference, cut), cut)
-            metrics |= divergence_metrics(form.name, base, BF16, cut, judged)
+            metrics.update(divergence_metrics(form.name, base, BF16, cut, judged))
         say(f"{form.name}: {len(problems.problems)} problems of {problems.name}")
         right = measure_accuracy(engine, problems, ask)
-        metrics |= accuracy_metrics(form.name, base, problems, ask, right)
+        metrics.update(accuracy_metrics(form.name, base, problems, ask, right))
         bits = bits_per_weight(form.model)
         case = {"model": base, "weights": "decoder"}
         metrics[f"{form.name}.bits_per_weight"] = Metric("bit", "lower", (bits,), case)
+
+    measure(Form(BF16, model), reference)
+    for form in forms:  # one at a time beside the reference, gone before the next is loaded
+        measure(form, _run(form.model, settings).open())
+        free_memory()
     return metrics
 
 
@@ -130,7 +136,6 @@ def _problems(tokenizer: Tokenizer, settings: QualitySettings) -> ProblemSet:
     return load_problems(settings.problems, shots=shots, limit=settings.problem_limit)
 
 
-def _run(model: str, settings: QualitySettings, *, draft: str) -> ModelRun:
-    return ModelRun(
-        model, settings.backend, settings.device, settings.dtype, max_len=None, draft=draft
-    )
+def _run(model: str, settings: QualitySettings) -> ModelRun:
+    """With its MTP head, which changes no logit and no reply: one engine scores and answers."""
+    return ModelRun(model, settings.backend, settings.device, settings.dtype, draft="mtp")
