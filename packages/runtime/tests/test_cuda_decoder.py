@@ -86,6 +86,27 @@ def test_tokens_are_those_of_the_host(executor: CudaExecutor, kind: str, draft: 
         own.generate(PROMPT[:3], SamplingParams(max_tokens=7, temperature=2.0, seed=1))
 
 
+@pytest.mark.parametrize(
+    "penalties",
+    [{"presence_penalty": -2.0}, {"frequency_penalty": -2.0, "repetition_penalty": 1.3}],
+    ids=["presence", "frequency"],
+)
+def test_penalties_count_what_a_reply_goes_on_from(
+    executor: CudaExecutor, penalties: dict[str, float]
+) -> None:
+    params = SamplingParams(max_tokens=25, ignore_eos=True, **penalties)
+    prompt = [*some_ids(10), *[7] * 20]
+    found = {}
+    for continues in (0, 20):
+        for on_device in (False, True):
+            events = engine(executor, "none", 1, on_device=on_device).stream(
+                prompt, params, continues=continues
+            )
+            found[continues, on_device] = [i for event in events for i in event.token_ids]
+        assert found[continues, True] == found[continues, False]
+    assert found[20, True] != found[0, True]
+
+
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_any_number_of_guesses(executor: CudaExecutor, count: int) -> None:
     params = SamplingParams(max_tokens=50, ignore_eos=True)

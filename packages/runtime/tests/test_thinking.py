@@ -4,8 +4,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from bytebound import Engine, InvalidRequestError, SamplingParams, StreamEvent
+from bytebound import (
+    Engine,
+    InvalidRequestError,
+    InvalidSettingError,
+    SamplingParams,
+    StreamEvent,
+)
 from bytebound.budgeted_stream import stream_with_budget
+from bytebound.sampling import Sampler
 from bytebound.scripted import ScriptedDraft, ScriptedExecutor
 from bytebound.text.thinking import take_switches
 from bytebound.text.thinking_budget import ThinkingBudget
@@ -91,9 +98,9 @@ def scripted(tokenizer: Tokenizer, first: str, then: str = "", size: int = 1) ->
     )
     plain = engine.stream
 
-    def stream(prompt_ids: Any, params: Any = None) -> Iterator[StreamEvent]:
+    def stream(prompt_ids: Any, params: Any = None, **more: Any) -> Iterator[StreamEvent]:
         executor.prompts.append(list(prompt_ids))
-        return plain(prompt_ids, params)
+        return plain(prompt_ids, params, **more)
 
     engine.stream = stream  # type: ignore[method-assign]
     return engine
@@ -228,14 +235,10 @@ def test_min_tokens_counts_over_both_halves(tokenizer: Tokenizer) -> None:
 
 
 def test_what_is_refused(tokenizer: Tokenizer) -> None:
-    engine = scripted(tokenizer, THOUGHT)
     for limit in (-1, 1.5, True, "3"):
         with pytest.raises(InvalidRequestError, match="thinking budget: got"):
             ThinkingBudget(tokenizer, [1], limit)  # type: ignore[arg-type]
-    for penalty in ("presence_penalty", "frequency_penalty"):
-        with pytest.raises(InvalidRequestError, match="penalty"):
-            budgeted(engine, 3, **{penalty: 1.0})
-    budget = ThinkingBudget(tokenizer, [1], 3)
+    engine, budget = scripted(tokenizer, THOUGHT), ThinkingBudget(tokenizer, [1], 3)
     with pytest.raises(InvalidRequestError, match="prompt is empty"):
         stream_with_budget(engine, [], None, budget)  # before the first event
 
@@ -276,3 +279,40 @@ def test_the_rest_is_what_the_model_writes_behind_the_same_ids(
         assert text_of(events) == engine.tokenizer.decode(found)
         answers.append(found)
     assert answers[0] == answers[1] or temperature > 0
+
+
+PENALTIES: list[dict[str, float]] = [
+    {"presence_penalty": 2.0},
+    {"frequency_penalty": 0.9},
+    {"presence_penalty": -1.0, "frequency_penalty": 1.2, "repetition_penalty": 1.3},
+]
+
+
+@pytest.mark.parametrize("penalties", PENALTIES, ids=["presence", "frequency", "all"])
+def test_penalties_count_over_a_budgets_seam(
+    tiny: dict[str, Engine], penalties: dict[str, float]
+) -> None:
+    """Each id behind the forced end is the best one after penalties for all of the reply."""
+    answers = []
+    for engine in tiny.values():
+        ids = prompt(engine.tokenizer)
+        settings = SamplingParams(max_tokens=40, ignore_eos=True, **penalties)
+        budget = ThinkingBudget(engine.tokenizer, ids, 12)
+        found = all_ids(list(stream_with_budget(engine, ids, settings, budget)))
+        answers.append(found)
+        (close,) = ids_of(engine.tokenizer, "</think>")
+        seam = found.index(close) + 1 + len(engine.tokenizer.encode("\n\n"))
+        rows = engine.score(ids + found)
+        sampler = Sampler(settings, ids, engine.executor.vocab_size, frozenset(), 0)
+        for place, token_id in enumerate(found):
+            drawn = sampler.argmax(rows[len(ids) + place - 1])
+            assert drawn == token_id or found.index(close) - 1 <= place < seam
+            sampler.append(token_id)
+    assert answers[0] == answers[1]
+
+
+def test_what_is_no_part_of_the_prompt_cannot_go_on(tokenizer: Tokenizer) -> None:
+    engine = scripted(tokenizer, THOUGHT)
+    for wrong in (-1, 4, 1.0, True):
+        with pytest.raises(InvalidSettingError, match="continues"):
+            engine.stream([1, 2, 3], continues=wrong)  # type: ignore[arg-type]

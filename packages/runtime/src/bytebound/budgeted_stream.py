@@ -2,8 +2,8 @@
 
 The end-of-thought token cannot be drawn on command, so the request is ended there, the token is
 appended to the prompt, and a second request goes on. The numbers of the sampler are addressed by
-position, so the rest is what the model would have continued with. What is read again is what the
-engine did not keep: from its last state on.
+position, and penalties count what the first request wrote, so the rest is what the model would have
+continued with. What is read again is what the engine did not keep: from its last state on.
 """
 
 from collections.abc import Generator, Iterable, Iterator
@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from bytebound.completion import Completion
-from bytebound.errors import InvalidRequestError
 from bytebound.results import GenerationStats, StreamEvent, TokenLogprob
 from bytebound.text.thinking_budget import ThinkingBudget
 
@@ -32,17 +31,8 @@ def stream_with_budget(
     The events are those of ``engine.stream`` up to there; then comes one with the closing ids,
     which count as completion tokens and whose logprob is 0, since they were not drawn; then the
     rest. Checked before the first event, like ``engine.stream``.
-
-    Raises:
-        InvalidRequestError: also for a presence or frequency penalty, whose counts of the thought
-            would be lost.
     """
     params = engine.default_params() if params is None else params
-    if params.presence_penalty or params.frequency_penalty:
-        raise InvalidRequestError(
-            "thinking budget: got one together with a presence or frequency penalty, which count "
-            "over the whole reply; set both penalties to 0, or send no budget"
-        )
     prompt = [int(token_id) for token_id in prompt_ids]
     return _events(engine, engine.stream(prompt, params), prompt, params, budget)
 
@@ -94,7 +84,8 @@ def _events(
         min_tokens=max(0, params.min_tokens - len(completion.token_ids)),
         stop=(),  # looked for in the whole text by the completion
     )
-    stream = engine.stream(prompt + completion.token_ids, rest)
+    done = list(completion.token_ids)
+    stream = engine.stream(prompt + done, rest, continues=len(done))
     with closing(cast("Generator[StreamEvent]", stream)) as events:
         while completion.finish_reason is None:
             event = next(events)

@@ -229,12 +229,17 @@ class Engine:
         )
 
     def stream(
-        self, prompt_ids: Iterable[int], params: SamplingParams | None = None
+        self,
+        prompt_ids: Iterable[int],
+        params: SamplingParams | None = None,
+        *,
+        continues: int = 0,
     ) -> Iterator[StreamEvent]:
         """Run one request, one event per step. It is checked here, before the first event.
 
         Every event carries the ``stats`` so far, the last one ``finish_reason`` ("stop" or
-        "length"). Closing the iterator ends the request.
+        "length"). Closing the iterator ends the request. ``continues`` is how many ids at the end
+        of the prompt belong to the reply: penalties for presence and frequency count them.
         """
         params = self.default_params() if params is None else params
         if not isinstance(params, SamplingParams):
@@ -254,7 +259,8 @@ class Engine:
             end_ids |= self.end_ids
         seed = params.seed if params.seed is not None else self.seed
         seed = secrets.randbits(63) if seed is None else seed
-        sampler = Sampler(params, prompt, self.executor.vocab_size, end_ids, seed)
+        reply = prompt[len(prompt) - check_integer("continues", continues, 0, len(prompt)) :]
+        sampler = Sampler(params, prompt, self.executor.vocab_size, end_ids, seed, reply)
         completion = Completion(params, end_ids, self._tokenizer, room)
         self._active = _Request(prompt, sampler, completion)
         return self._run(self._active)

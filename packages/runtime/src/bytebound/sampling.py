@@ -114,6 +114,7 @@ class Sampler:
     History grows by ``append`` alone, called for accepted tokens only, and random numbers are
     addressed by position: a discarded draft changes nothing here. All tensors are [vocab]; float64
     results live on the CPU, where sums run in one fixed order whatever device the logits came from.
+    ``reply_ids`` are those of the prompt's that count as the reply's own.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class Sampler:
         vocab_size: int,
         end_ids: frozenset[int],
         seed: int,
+        reply_ids: Sequence[int] = (),
     ) -> None:
         params.check_vocab(vocab_size)
         self.params = params
@@ -140,6 +142,14 @@ class Sampler:
         self._counts = torch.zeros(vocab_size if self._counts_matter else 0, dtype=torch.float32)
         if self._repeats and len(prompt_ids) > 0:
             self._seen[torch.tensor(list(prompt_ids), dtype=torch.long)] = True
+        if self._counts_matter:
+            for token_id in reply_ids:
+                self._counts[token_id] += 1
+
+    @property
+    def counts(self) -> torch.Tensor | None:
+        """How often each id is in the reply, float32 [vocab]; None where no penalty asks."""
+        return self._counts if self._counts_matter else None
 
     def logits(self, raw: torch.Tensor) -> torch.Tensor:
         """Apply bias, penalties and masks to the model's logits, in fp32.

@@ -92,6 +92,8 @@ class DeviceSampler:
         _fill(self.bias_values, values + [0.0] * (LIST_SIZE - len(values)))
         self.seen.zero_()
         self.counts.zero_()
+        if sampler.counts is not None:
+            self.counts.copy_(sampler.counts)
         if params.repetition_penalty != 1:
             known = torch.tensor(sorted(set(prompt)), dtype=torch.int32).to(self.seen.device)
             self.seen.index_fill_(0, known.long(), 1)

@@ -140,19 +140,9 @@ def thinking_work(
     *,
     calls: bool,
 ) -> Work[StreamEvent] | None:
-    """The engine's stream with a bound on its thought; None where no ``limit`` is set.
-
-    Raises:
-        RequestFailure: together with a penalty whose counts the bound would lose.
-    """
+    """The engine's stream with a bound on its thought; None where no ``limit`` is set."""
     if limit is None:
         return None
-    if params.presence_penalty or params.frequency_penalty:
-        raise bad_request(
-            "thinking_budget: works without presence_penalty and frequency_penalty only; set both "
-            "to 0, or leave the budget out",
-            "thinking_budget",
-        )
     budget = ThinkingBudget(engine.tokenizer, prompt, limit, calls=calls)
 
     def stream(engine: Engine) -> Iterator[StreamEvent]:
