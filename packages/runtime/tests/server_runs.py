@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ import httpx
 import openai
 import torch
 import uvicorn
-from bytebound import Engine
+from bytebound import Engine, StreamEvent
 from bytebound.scripted import ScriptedDraft, ScriptedExecutor
 from bytebound.server.app import build_app
 from bytebound.server.settings import ServerSettings
@@ -24,13 +24,11 @@ MODEL = "scripted"
 
 
 class SlowExecutor(ScriptedExecutor):
-    """Takes its time for every pass, as a large model does."""
+    """Takes its time for every pass, as a large model does, and counts them."""
 
-    step_s = 0.02
     passes = 0
 
     def verify(self, ids: Sequence[int]) -> torch.Tensor:
-        time.sleep(self.step_s)
         self.passes += 1
         return super().verify(ids)
 
@@ -108,9 +106,28 @@ def script(
     ids = [*tokenizer.encode(text, parse_control=True), end]
     steps = [ids[:1], *(ids[i : i + per_step] for i in range(1, len(ids), per_step))]
     kind = SlowExecutor if slow else ScriptedExecutor
-    executor = kind(steps, tokenizer.vocab_size, end_id=end, max_len=max_len)
+    pass_s = 0.02 if slow else 0.0
+    executor = kind(steps, tokenizer.vocab_size, end_id=end, max_len=max_len, pass_s=pass_s)
     draft = ScriptedDraft(steps, wrong=1) if per_step > 1 else None
     return Engine(executor, draft=draft, num_draft_tokens=8, tokenizer=tokenizer, end_ids=[end])
+
+
+def answering(
+    tokenizer: Tokenizer, reply: Callable[[str], str], *, max_len: int = 300_000
+) -> Engine:
+    """An engine whose script for each prompt is what ``reply`` says to the prompt's text."""
+    engine = script(tokenizer, "", max_len=max_len)
+    executor, plain = engine.executor, engine.stream
+    assert isinstance(executor, ScriptedExecutor)
+
+    def stream(prompt_ids: Iterable[int], *rest: Any, **more: Any) -> Iterator[StreamEvent]:
+        ids = list(prompt_ids)
+        text = reply(tokenizer.decode(ids, skip_special_tokens=False))
+        executor.rewrite([tokenizer.encode(text, parse_control=True)])
+        return plain(ids, *rest, **more)
+
+    engine.stream = stream  # type: ignore[method-assign]
+    return engine
 
 
 def events_of(response: httpx.Response) -> list[tuple[str | None, Any]]:

@@ -1,4 +1,5 @@
 import math
+import time
 
 import pytest
 import torch
@@ -143,3 +144,25 @@ def test_wrong_use_is_refused():
         executor.commit(2)
     with pytest.raises(ContextOverflowError, match="max_len 3"):
         executor.verify([5, 7])
+
+
+def test_another_script_counts_from_the_next_prompt_on():
+    executor = ScriptedExecutor(STEPS, VOCAB)
+    executor.prefill([1])
+    executor.rewrite([[9], [10]])
+    assert int(executor.prefill([1]).argmax()) == 9
+    with pytest.raises(InvalidSettingError, match="script: got id 32"):
+        executor.rewrite([[32]])
+
+
+def test_a_pass_takes_its_time():
+    executor = ScriptedExecutor(STEPS, VOCAB, pass_s=0.02)
+    executor.prefill([1, 2, 3])
+    started = time.perf_counter()
+    for _ in range(3):
+        executor.verify([5])
+        executor.commit(1)
+    assert time.perf_counter() - started >= 0.06
+    for wrong in (-1.0, math.inf, math.nan):
+        with pytest.raises(InvalidSettingError, match="pass_s"):
+            ScriptedExecutor(STEPS, VOCAB, pass_s=wrong)

@@ -236,7 +236,7 @@ def test_a_soak_of_mixed_requests_with_clients_that_leave(tokenizer: Tokenizer) 
 
     engine = script(tokenizer, reply, slow=True)
     assert isinstance(engine.executor, SlowExecutor)
-    engine.executor.step_s = 0.0005
+    engine.executor.pass_s = 0.0005
     with served(engine, max_queue=64) as found:
         threads = threading.active_count()
         with ThreadPoolExecutor(clients) as pool:

@@ -9,6 +9,7 @@ from the prefill, then 7 8 9 in one pass (drafts 7 and 8 accepted, 9 the target'
 """
 
 import math
+import time
 from collections.abc import Sequence
 
 import torch
@@ -26,13 +27,15 @@ class ScriptedExecutor:
     """Logits whose highest value is the next id of the script, whatever ids went in.
 
     Every ``prefill`` and ``restore`` starts the script anew. After the script comes ``end_id`` for
-    ever, or an error where there is none.
+    ever, or an error where there is none. ``pass_s`` is how many seconds a pass of the decode loop
+    takes at least, as a large model's does.
     """
 
     last_hidden: torch.Tensor | None = None
     prefill_chunk = 512
     prefill_floor = 32
     snapshot_bytes = 0
+    caches: tuple[torch.Tensor, ...] = ()
 
     def __init__(
         self,
@@ -41,18 +44,27 @@ class ScriptedExecutor:
         *,
         end_id: int | None = None,
         max_len: int = 8192,
+        pass_s: float = 0.0,
     ) -> None:
+        if not 0 <= pass_s < math.inf:
+            raise InvalidSettingError(f"pass_s: got {pass_s}, expected seconds, 0 or more")
         self.vocab_size = vocab_size
         self.max_len = max_len
-        self._script = [token_id for step in steps for token_id in step]
+        self.pass_s = pass_s
         self._end_id = end_id
-        for token_id in self._script if end_id is None else [*self._script, end_id]:
-            if not 0 <= token_id < vocab_size:
-                raise InvalidSettingError(
-                    f"script: got id {token_id}, expected 0 to {vocab_size - 1}"
-                )
+        self.rewrite(steps)
         self.epoch = 0
         self.reset()
+
+    def rewrite(self, steps: Sequence[Sequence[int]]) -> None:
+        """Take another script, from the next ``prefill`` or ``restore`` on."""
+        script = [token_id for step in steps for token_id in step]
+        for token_id in script if self._end_id is None else [*script, self._end_id]:
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidSettingError(
+                    f"script: got id {token_id}, expected 0 to {self.vocab_size - 1}"
+                )
+        self._script = script
 
     @property
     def position(self) -> int:
@@ -87,9 +99,13 @@ class ScriptedExecutor:
 
     def verify(self, ids: Sequence[int]) -> torch.Tensor:
         """Return the logits [R, vocab] of the next R ids of the script; commits nothing."""
+        end = time.perf_counter() + self.pass_s
         self._check_room(len(ids))
         self._rows = len(ids)
-        return self._logits(self._position - self._start + 1, len(ids))
+        rows = self._logits(self._position - self._start + 1, len(ids))
+        if self.pass_s:
+            time.sleep(max(0.0, end - time.perf_counter()))
+        return rows
 
     def commit(self, count: int) -> None:
         """Keep the first ``count`` rows of the last ``verify``."""
@@ -161,6 +177,12 @@ class ScriptedDraft:
     def rewind(self, length: int) -> None:
         """Forget all but the first ``length`` ids."""
         del self.observed[length:]
+
+    caches: tuple[torch.Tensor, ...] = ()
+
+    def resume(self, ids: Sequence[int]) -> None:
+        """Have been shown just ``ids``."""
+        self.observed = list(ids)
 
     def propose(self, count: int, sampler: Sampler) -> Proposal:
         """Return the rest of the step but its last id, then wrong ids: at most ``count``."""

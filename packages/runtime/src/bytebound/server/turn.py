@@ -113,13 +113,12 @@ def check_prompt(engine: Engine, settings: ServerSettings, prompt: Sequence[int]
     """Refuse a prompt that is empty or too long; return how many tokens may follow it."""
     if not prompt:
         raise bad_request("the prompt is empty; at least one token is needed", "prompt")
-    limit = engine.max_len
+    limit, what = engine.max_len, "the context"
     if settings.max_prompt_tokens is not None and settings.max_prompt_tokens < limit:
-        limit = settings.max_prompt_tokens
-        if len(prompt) > limit:
-            raise _too_long(f"the prompt has {len(prompt)} tokens; this server takes {limit}")
-    if len(prompt) > engine.max_len:
-        raise _too_long(f"the prompt has {len(prompt)} tokens and the context {engine.max_len}")
+        limit, what = settings.max_prompt_tokens, "what this server takes"
+    if len(prompt) > limit:
+        # Agents look for these words and numbers, and then shorten their history.
+        raise _too_long(f"prompt is too long: {len(prompt)} tokens > {limit} maximum, {what}")
     return engine.max_len - len(prompt)
 
 
