@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bytebound.engine import Engine
+from bytebound.errors import ByteboundError
 from bytebound.results import StreamEvent
 from bytebound.sampling import SamplingParams
 from bytebound.server.disconnect import EventStream, until_gone
@@ -83,6 +84,9 @@ class Service:
             return engine.stream(prompt, params)
 
         try:
+            with suppress(ByteboundError):  # without a template there are no chats to be slow
+                hello = [{"role": "user", "content": "hello"}]
+                await run_in_threadpool(self.tokenizer.apply_chat_template, hello)
             job = self.worker.submit(stream, deadline=time.monotonic() + WARM_UP_LIMIT_S)
             async for _ in job.results():
                 pass

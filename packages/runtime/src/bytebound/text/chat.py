@@ -181,7 +181,7 @@ def _mentions(template: str, name: str) -> bool:
 
 
 def _unused_character(*values: Any) -> str:
-    used = {char for value in values for text in _strings(value) for char in text}
+    used = set[str]().union(*(text for value in values for text in _strings(value)))
     for code in _PRIVATE_USE:
         if chr(code) not in used:
             return chr(code)

@@ -6,16 +6,19 @@ connection.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 from bytebound.errors import CheckpointError, InvalidRequestError
 from bytebound.text import chat
+from bytebound.text.encoded_spans import EncodedSpans
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -76,6 +79,12 @@ class Tokenizer:
             self._backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1
         )
         self._opening_chars = frozenset(added[i].content[0] for i in self.control_ids)
+        self._control_id = {added[i].content: i for i in self.control_ids}
+        # Matched as the backend does: the leftmost, and of those the longest.
+        names = sorted(self._control_id, key=len, reverse=True)
+        self._control_pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
+        self._literal_control = all(_is_literal(added[i]) for i in self.control_ids)
+        self._spans = EncodedSpans(self.encode)
         self._token_bytes: dict[int, bytes] = {}
 
     @property
@@ -131,19 +140,28 @@ class Tokenizer:
     def _encode_marked(self, text: str, mark: str) -> list[int]:
         """Encode template output in which ``mark`` follows each untrusted opening character."""
         _check_unicode("messages", text)
-        encoding = self._backend.encode(text, add_special_tokens=False)
-        if mark not in text:
-            return list(encoding.ids)
         ids: list[int] = []
         start = 0
         # Control tokens cut the text; what lies between is encoded as if it stood alone, as always.
-        for token_id, (low, high) in zip(encoding.ids, encoding.offsets, strict=True):
+        for token_id, low, high in self._control_tokens(text):
             # A mark right behind a token means a one-character token that the request spelt.
-            if token_id in self.control_ids and not text.startswith(mark, high):
-                ids += self.encode(text[start:low].replace(mark, ""))
+            if not text.startswith(mark, high):
+                ids += self._spans(text[start:low].replace(mark, ""))
                 ids.append(token_id)
                 start = high
-        return ids + self.encode(text[start:].replace(mark, ""))
+        ids += self._spans(text[start:].replace(mark, ""))
+        return ids
+
+    def _control_tokens(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """Id, start and end of each control token in ``text``."""
+        if self._literal_control:
+            for match in self._control_pattern.finditer(text):
+                yield self._control_id[match[0]], match.start(), match.end()
+            return
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        for token_id, (low, high) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token_id in self.control_ids:
+                yield token_id, low, high
 
     @cached_property
     def _plain(self) -> Backend:
@@ -174,6 +192,13 @@ class Tokenizer:
         if all(char in _BYTE_OF_CHAR for char in token):
             return bytes(_BYTE_OF_CHAR[char] for char in token)
         return token.encode("utf-8")
+
+
+def _is_literal(token: AddedToken) -> bool:
+    """Whether just the token's own characters stand for it, whatever is around them."""
+    text: str = token.content
+    taken = token.lstrip or token.rstrip or token.single_word or token.normalized
+    return not taken and text == text.strip()
 
 
 def _check_unicode(field: str, text: str) -> None:
