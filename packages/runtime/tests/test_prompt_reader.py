@@ -36,7 +36,12 @@ class Model:
     config: ModelConfig
 
     def reader(
-        self, draft: str = "none", *, snapshots: int = 1000, max_len: int = MAX_LEN
+        self,
+        draft: str = "none",
+        *,
+        snapshots: int = 1000,
+        max_len: int = MAX_LEN,
+        parked: int = 0,
     ) -> "Reader":
         executor = CountingExecutor(
             self.weights, self.config, max_len=max_len, prefill_chunk=CHUNK, prefill_floor=FLOOR
@@ -51,6 +56,7 @@ class Model:
             drafts[draft],
             turn_starts={TURN},
             snapshot_bytes=snapshots * executor.snapshot_bytes,
+            conversation_bytes=parked,
         )
 
 

@@ -3,7 +3,7 @@
 import pytest
 from bytebound.executor import Snapshot
 from bytebound.prompt_reader import cuts
-from bytebound.snapshots import ReadPrompt, positions_to_keep
+from bytebound.snapshots import ReadPrompt, parking_pays, positions_to_keep
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,6 +107,30 @@ def test_the_deepest_state_that_is_the_prompts_own(
 
 
 def test_going_on_drops_what_is_written_again() -> None:
-    read = ReadPrompt([1, 2, 3, 4, 5], snapshots(2, 4, 5))
-    read.go_on([1, 2, 3, 4, 9, 9], 4)
+    read = ReadPrompt([1, 2, 3, 4, 5], snapshots(2, 4, 5), [2, 4, 5], 5)
+    read.go_on([1, 2, 3, 4, 9, 9], [2, 4, 6], 4)
     assert (read.ids, sorted(read.snapshots)) == ([1, 2, 3, 4, 9, 9], [2, 4])
+    assert (read.stops, read.length) == ([2, 4, 6], 4)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "stops", "shared"),
+    [
+        ([1, 2, 3, 4, 5, 6], [2, 4, 6], 4),
+        ([1, 2, 3, 4, 5, 6], [2, 4, 5, 6], 4),  # the last pass has not run
+        ([1, 2, 3, 4, 5, 6], [2, 5, 6], 2),  # 4 is no cut of this prompt
+        ([1, 2, 3, 9, 5], [2, 4, 5], 2),
+        ([1, 2], [2], 2),
+        ([9, 2], [2], 0),
+    ],
+)
+def test_what_is_in_place_by_the_same_passes(
+    prompt: list[int], stops: list[int], shared: int
+) -> None:
+    read = ReadPrompt([1, 2, 3, 4, 5], {}, [2, 4, 5], length=4)
+    assert read.shared(prompt, stops) == shared
+
+
+@pytest.mark.parametrize(("lost", "pays"), [(0, False), (511, False), (512, True), (9000, True)])
+def test_parking_pays_from_so_many_ids_on(lost: int, pays: bool) -> None:
+    assert parking_pays(lost, floor=256) == pays

@@ -16,7 +16,7 @@ class Snapshot:
     """What of a sequence cannot be cut back to an earlier position: all of it but KV.
 
     KV stays in place, so a snapshot is good as long as the positions before it are not written
-    again.
+    again, or are written back (``Executor.caches``).
     """
 
     position: int
@@ -62,6 +62,14 @@ class Executor(Protocol):
     def position(self) -> int:
         """Number of committed positions: the next row is processed at this position."""
 
+    @property
+    def caches(self) -> tuple[torch.Tensor, ...]:
+        """What it holds by position, [n, S, ...] each, S at least ``max_len``: keys and values.
+
+        Their addresses never change. Written back with a ``Snapshot`` of the same ids, they are as
+        good as they were.
+        """
+
     def reset(self) -> None:
         """Forget the sequence: position 0, zero recurrent state and conv windows."""
 
@@ -77,7 +85,7 @@ class Executor(Protocol):
         """Keep the state after a ``prefill`` or ``restore``, before anything else is run."""
 
     def restore(self, snapshot: Snapshot) -> torch.Tensor:
-        """Go back to a snapshot of this epoch; the logits [vocab] fp32 after its last row.
+        """Go back to a snapshot whose ``caches`` are in place; the logits [vocab] fp32 after it.
 
         They, and those of every row to come, have the bits that they had when it was taken.
         """

@@ -4,25 +4,43 @@ A wide pass may give a row other bits in other company, so what a prompt leaves 
 how it is cut into passes. The cuts are therefore a function of the ids alone, and of no id behind
 them: prompts with the same beginning are cut alike there, whatever was read before. A state kept at
 a cut (``Snapshot``) is then, to the bit, the one that reading from the start would give.
+
+The prompt that was read last is resident: its KV lies in the executor. One that is about to be
+overwritten can be parked (``parked.py``), and comes back when a prompt goes on from it.
 """
 
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
-from bytebound.drafts.base import Draft, RewindingDraft
+from bytebound.drafts.base import Draft, ParkableDraft, RewindingDraft
 from bytebound.executor import Executor
-from bytebound.snapshots import ReadPrompt, positions_to_keep, snapshot_budget
+from bytebound.failures import is_out_of_memory
+from bytebound.parked import ParkedConversations
+from bytebound.snapshots import ReadPrompt, parking_pays, positions_to_keep, snapshot_budget
+
+
+@dataclass(slots=True)
+class Beginnings:
+    """How many prompts began with what."""
+
+    resident: int = 0
+    """The prompt before."""
+    parked: int = 0
+    """A conversation that came back."""
+    nothing: int = 0
 
 
 class PromptReader:
-    """One executor, the draft that watches it, and the states kept of the last prompt.
+    """One executor, the draft that watches it, and what is kept of earlier prompts.
 
     ``turn_starts`` are the ids that begin a turn of a conversation: the next request will often
     share all before one of them. Snapshots never take more than ``snapshot_bytes``; 0 keeps none,
     None is the default of ``snapshot_budget``. With a draft that cannot go back
-    (``RewindingDraft``) none are kept.
+    (``RewindingDraft``) none are kept. Conversations are parked in ``conversation_bytes`` of the
+    host's memory, with a draft that allows it (``ParkableDraft``) and where states are kept.
     """
 
     def __init__(
@@ -32,12 +50,17 @@ class PromptReader:
         *,
         turn_starts: Collection[int] = (),
         snapshot_bytes: int | None = None,
+        conversation_bytes: int = 0,
     ) -> None:
         self.executor = executor
         self.draft = draft
         self.turn_starts = frozenset(turn_starts)
         self.cached_tokens = 0
         """Ids of the last prompt that were not processed again."""
+        self.before_pass: Callable[[], None] | None = None
+        """Called before each pass: what it raises ends the prompt there."""
+        self.beginnings = Beginnings()
+        self.parked: ParkedConversations | None = None
         self._resident = ReadPrompt()
         self._epoch = executor.epoch
         size = max(1, executor.snapshot_bytes)
@@ -45,6 +68,9 @@ class PromptReader:
         self._most_snapshots = budget // size
         if draft is not None and not isinstance(draft, RewindingDraft):
             self._most_snapshots = 0
+        parks = conversation_bytes > 0 and self._most_snapshots > 0
+        if parks and (draft is None or isinstance(draft, ParkableDraft)):
+            self.parked = ParkedConversations(executor, draft, conversation_bytes)
 
     @property
     def kept_bytes(self) -> int:
@@ -58,45 +84,103 @@ class PromptReader:
         needs mending: the next call starts from a state that was kept, or from nothing.
         """
         prompt = list(prompt)
-        cuts, end = self._cuts(prompt), len(prompt)
-        position, row = self._start(prompt, {*cuts, end})
+        stops = [*self._cuts(prompt), len(prompt)]
+        position, row = self._start(prompt, stops)
         self.cached_tokens = position
         resident = self._resident
-        ahead = [stop for stop in (*cuts, end) if stop > position]
-        kept = positions_to_keep(
-            {*resident.snapshots, *ahead},
-            end,
-            self._most_snapshots,
-            opening=next((cut for cut in cuts if prompt[cut] in self.turn_starts), None),
-        )
+        ahead = [stop for stop in stops if stop > position]
+        kept = self._worth_keeping(prompt, stops, {*resident.snapshots, *ahead})
         resident.keep(kept)
         for stop in ahead:
+            if self.before_pass is not None:
+                self.before_pass()
             row = self._pass(prompt, position, stop)
-            position = stop
+            position = resident.length = stop
             if position in kept:
-                with suppress(torch.OutOfMemoryError):  # a state less costs time, not the request
+                with _if_memory_allows():  # a state less costs time, not the request
                     resident.snapshots[position] = self.executor.snapshot()
-        if resident.snapshots and not bool(row.isfinite().all()):
+        if self._most_snapshots and not bool(row.isfinite().all()):
             resident.snapshots.clear()  # whatever the reason, it is not to outlive the request
+            if self.parked is not None:
+                self.parked.clear()
         return row
 
-    def _start(self, prompt: list[int], stops: Collection[int]) -> tuple[int, torch.Tensor]:
+    def _start(self, prompt: list[int], stops: list[int]) -> tuple[int, torch.Tensor]:
         """Go back to the deepest state that serves: its position, and the logits there."""
-        executor, draft = self.executor, self.draft
+        executor, parked = self.executor, self.parked
         if executor.epoch != self._epoch:  # somebody else has used it
-            self._resident = ReadPrompt()
+            self._take_over()
         snapshot = self._resident.deepest(prompt, stops)
+        place = 0 if snapshot is None else snapshot.position
+        if parked is not None:
+            self._park_what_is_lost(parked, prompt, stops, place)
+            held = parked.deepest(prompt, stops)
+            if held > place:
+                with _if_memory_allows():
+                    return held, self._bring_back(parked, prompt, stops, held)
         if snapshot is None:
-            executor.reset()
-            self._epoch, self._resident = executor.epoch, ReadPrompt(prompt)
-            if draft is not None:
-                draft.begin(prompt[0])
+            self._take_over()
+            self._resident.go_on(prompt, stops, 0)
+            if self.draft is not None:
+                self.draft.begin(prompt[0])
+            self.beginnings.nothing += 1
             return 0, torch.empty(0)
         row = executor.restore(snapshot)
-        if isinstance(draft, RewindingDraft):
-            draft.rewind(snapshot.position)
-        self._resident.go_on(prompt, snapshot.position)
-        return snapshot.position, row
+        self._rewind(prompt[:place])
+        self._resident.go_on(prompt, stops, place)
+        self.beginnings.resident += 1
+        return place, row
+
+    def _take_over(self) -> None:
+        """Empty the executor: nothing is resident."""
+        self.executor.reset()
+        self._epoch, self._resident = self.executor.epoch, ReadPrompt()
+
+    def _park_what_is_lost(
+        self, parked: ParkedConversations, prompt: list[int], stops: list[int], place: int
+    ) -> None:
+        """Park the resident conversation, if ``prompt`` overwrites much of it behind ``place``."""
+        resident = self._resident
+        lost = max(resident.snapshots, default=0) - place
+        if not parking_pays(lost, self.executor.prefill_floor):
+            return
+        own = resident.ids, resident.stops
+        keep = self._worth_keeping(*own, {*resident.snapshots, *parked.states(*own)})
+        with _if_memory_allows():
+            parked.park(*own, resident.snapshots, keep, spare=(prompt, stops))
+
+    def _bring_back(
+        self, parked: ParkedConversations, prompt: list[int], stops: list[int], held: int
+    ) -> torch.Tensor:
+        """Go on from the parked state at ``held``; the logits there."""
+        resident = self._resident
+        shared = min(resident.shared(prompt, stops), held)
+        resident.go_on(prompt, stops, shared)
+        ahead = {stop for stop in stops if stop >= held}
+        resident.keep(self._worth_keeping(prompt, stops, {*resident.snapshots, *ahead}))
+        if len(resident.snapshots) == self._most_snapshots:
+            resident.keep(())  # the one that comes needs a place
+        parked.touch(prompt, stops)
+        snapshot = parked.bring_back(prompt, stops, shared, held)
+        row = self.executor.restore(snapshot)
+        self._rewind(prompt[:held])
+        resident.snapshots[held], resident.length = snapshot, held
+        self.beginnings.parked += 1
+        return row
+
+    def _rewind(self, ids: list[int]) -> None:
+        """Bring the draft behind ``ids``, whose entries are in its caches."""
+        if isinstance(self.draft, ParkableDraft):
+            self.draft.resume(ids)
+        elif isinstance(self.draft, RewindingDraft):
+            self.draft.rewind(len(ids))
+
+    def _worth_keeping(
+        self, ids: Sequence[int], stops: Sequence[int], positions: Collection[int]
+    ) -> set[int]:
+        """Which of these positions of a prompt keep their states: see ``positions_to_keep``."""
+        opening = next((cut for cut in stops[:-1] if ids[cut] in self.turn_starts), None)
+        return positions_to_keep(positions, len(ids), self._most_snapshots, opening=opening)
 
     def _pass(self, prompt: list[int], start: int, stop: int) -> torch.Tensor:
         """Process ``prompt[start:stop]``; the logits after it."""
@@ -130,3 +214,13 @@ def cuts(ids: Sequence[int], *, chunk: int, floor: int, turn_starts: Collection[
             found.append(position)
             last = position
     return found
+
+
+@contextmanager
+def _if_memory_allows() -> Iterator[None]:
+    """Leave the block where memory runs out: what only saves time takes no request with it."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise

@@ -5,9 +5,13 @@ from dataclasses import dataclass, field
 
 from bytebound.errors import InvalidSettingError
 from bytebound.executor import Snapshot
+from bytebound.memory import MemoryPlan
 
 MOST_BYTES = 1 << 30  # by default: six states of a 27B model
 MOST_SNAPSHOTS = 16  # by default: more would hardly lie closer to where prompts part
+MOST_PARKED_BYTES = 4 << 30  # by default: 60,000 positions of a 27B model
+PARKED_CONTEXTS = 4  # by default: so many conversations as long as the context, if that is less
+PARKING_PAYS = 2  # wide passes' fixed cost: what is shorter is read again as fast as it is copied
 
 
 def snapshot_budget(asked: int | None, size: int) -> int:
@@ -26,6 +30,20 @@ def snapshot_budget(asked: int | None, size: int) -> int:
     return asked
 
 
+def conversation_budget(asked: int | None, plan: MemoryPlan) -> int:
+    """Bytes of the host's memory for parked conversations; ``asked`` None is the default."""
+    context = plan.kv + plan.mtp_kv + plan.snapshots
+    return min(PARKED_CONTEXTS * context, MOST_PARKED_BYTES) if asked is None else asked
+
+
+def parking_pays(lost: int, floor: int) -> bool:
+    """Whether a conversation is parked of which ``lost`` ids would have to be read again.
+
+    ``floor`` is what a wide pass costs, in ids (``Executor.prefill_floor``).
+    """
+    return lost >= PARKING_PAYS * floor
+
+
 @dataclass(slots=True)
 class ReadPrompt:
     """A prompt whose KV an executor holds, and the states kept on the way through it."""
@@ -33,6 +51,10 @@ class ReadPrompt:
     ids: list[int] = field(default_factory=list)
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     """By position p: the state after ``ids[:p]``."""
+    stops: list[int] = field(default_factory=list)
+    """Where its passes end; the last one is ``len(ids)``."""
+    length: int = 0
+    """Ids whose KV is in place."""
 
     def deepest(self, prompt: Sequence[int], stops: Collection[int]) -> Snapshot | None:
         """The state furthest into ``prompt`` that is one of its own: at one of its ``stops``."""
@@ -41,13 +63,22 @@ class ReadPrompt:
                 return self.snapshots[position]
         return None
 
-    def go_on(self, prompt: Sequence[int], position: int) -> None:
+    def shared(self, prompt: Sequence[int], stops: Sequence[int]) -> int:
+        """How much of ``prompt``, whose passes end at ``stops``, is in place by the same passes."""
+        found = 0
+        for own, other in zip(self.stops, stops, strict=False):
+            if own != other or own > self.length or self.ids[found:own] != prompt[found:own]:
+                break
+            found = own
+        return found
+
+    def go_on(self, prompt: Sequence[int], stops: Sequence[int], position: int) -> None:
         """Be ``prompt``, which shares its first ``position`` ids.
 
         Snapshots behind them go: the KV under them is about to be written again.
         """
         self.keep([kept for kept in self.snapshots if kept <= position])
-        self.ids = list(prompt)
+        self.ids, self.stops, self.length = list(prompt), list(stops), position
 
     def keep(self, positions: Collection[int]) -> None:
         """Drop the snapshots at all other positions."""

@@ -76,6 +76,11 @@ class CudaExecutor:
         """Number of committed positions."""
         return self._position
 
+    @property
+    def caches(self) -> tuple[torch.Tensor, ...]:
+        """See Executor."""
+        return self.state.caches
+
     def warm_up(self) -> None:
         """Compile and load what prompts need, so that no request pays for it; then reset."""
         for count in (1, UNPACK_ROWS):

@@ -144,6 +144,15 @@ class CudaMtpDraft:
         self.length = length - 1
         self.last_out = None
 
+    @property
+    def caches(self) -> tuple[torch.Tensor, ...]:
+        """See ParkableDraft."""
+        return self.head.kv.tensors
+
+    def resume(self, ids: Sequence[int]) -> None:
+        """See ParkableDraft."""
+        self.rewind(len(ids))
+
     @torch.inference_mode()
     def observe(self, next_ids: Sequence[int], hidden: torch.Tensor | None) -> None:
         """Fill the cache with committed rows [n, D]; the last one starts the next proposal."""
@@ -169,9 +178,12 @@ class CudaMtpDraft:
                 out = self._run(last, out, self.length + depth - 1)
             raw = self.head.logits(out)[0]
             if sampler.greedy:
-                ids.append(int(torch.argmax(raw)))
+                guess = sampler.draft_argmax(raw, ids)
+                if guess is None:
+                    break
+                ids.append(guess)
             else:
-                chances = sampler.draft_probs(raw)
+                chances = sampler.draft_probs(raw, ids)
                 if chances is None:
                     break
                 probs.append(chances)

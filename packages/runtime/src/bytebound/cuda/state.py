@@ -9,6 +9,7 @@ touches the state, and each pass reads and writes it once.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import bytebound_kernels as bk
 import torch
 from bytebound_kernels import GdnRows, GdnState
 
@@ -25,6 +26,13 @@ class KvCache:
     v: torch.Tensor  # [NKV, S, DH]
     k_scale: torch.Tensor | None  # float32 [NKV, S]
     v_scale: torch.Tensor | None  # float32 [NKV, S]
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that is there."""
+        return tuple(
+            one for one in (self.k, self.v, self.k_scale, self.v_scale) if one is not None
+        )
 
     @classmethod
     def empty(
@@ -124,6 +132,12 @@ class SequenceState:
         """The state of every GDN layer, in order."""
         return (layer for layer in self.layers if isinstance(layer, GatedDeltaState))
 
+    @property
+    def caches(self) -> tuple[torch.Tensor, ...]:
+        """What every attention layer holds by position, in order: [NKV, S, ...] each."""
+        layers = (layer for layer in self.layers if isinstance(layer, KvCache))
+        return tuple(one for layer in layers for one in layer.tensors)
+
     def keep_rows(self, rows: int) -> None:
         """Make the rows of this pass the pending ones; none of them is accepted yet.
 
@@ -133,6 +147,18 @@ class SequenceState:
         channels = self._pending_qkv.shape[-1]
         self._pending_qkv[:, :rows].copy_(self._projected[:, :rows, :channels])
         self._pending_gates[:, :rows].copy_(self._gates[:, :rows])
+        self.num_accepted.zero_()
+
+    def move_on(self, projected: torch.Tensor, gates: torch.Tensor) -> None:
+        """As ``keep_rows``, of rows [R, GDN layers, ...] that took no conv window along."""
+        bk.gdn_keep(
+            projected[..., : self._pending_qkv.shape[-1]],
+            gates,
+            pending_qkv=self._pending_qkv.transpose(0, 1),
+            pending_gates=self._pending_gates.transpose(0, 1),
+            windows=self._windows,
+            num_accepted=self.num_accepted,
+        )
         self.num_accepted.zero_()
 
     def reset(self) -> None:

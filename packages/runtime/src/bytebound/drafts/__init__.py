@@ -1,7 +1,7 @@
 """Everything that guesses ids ahead of the target model."""
 
-from bytebound.drafts.base import Draft, Proposal, RewindingDraft
+from bytebound.drafts.base import Draft, ParkableDraft, Proposal, RewindingDraft
 from bytebound.drafts.mtp import MtpDraft
 from bytebound.drafts.ngram import NgramDraft
 
-__all__ = ["Draft", "MtpDraft", "NgramDraft", "Proposal", "RewindingDraft"]
+__all__ = ["Draft", "MtpDraft", "NgramDraft", "ParkableDraft", "Proposal", "RewindingDraft"]

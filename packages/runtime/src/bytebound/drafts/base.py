@@ -78,3 +78,21 @@ class RewindingDraft(Draft, Protocol):
 
         Then it is as after ``begin`` and ``observe`` of just these, and proposes the same.
         """
+
+
+@runtime_checkable
+class ParkableDraft(RewindingDraft, Protocol):
+    """A draft whose sequence can be kept elsewhere and come back.
+
+    Only with such a one, or none, are conversations parked (``bytebound.parked``).
+    """
+
+    @property
+    def caches(self) -> tuple[torch.Tensor, ...]:
+        """What it holds by position, [n, S, ...] each: entry p depends on the ids up to p + 1."""
+
+    def resume(self, ids: Sequence[int]) -> None:
+        """Be as after ``begin`` and ``observe`` of just ``ids`` (1 or more), whatever was before.
+
+        The first ``len(ids) - 1`` entries of ``caches`` are then what they were after that.
+        """

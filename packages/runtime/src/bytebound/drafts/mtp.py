@@ -55,6 +55,15 @@ class MtpDraft:
         self.length = length - 1
         self.last_out = None
 
+    @property
+    def caches(self) -> tuple[torch.Tensor, ...]:
+        """See ParkableDraft."""
+        return self.kv.k, self.kv.v
+
+    def resume(self, ids: Sequence[int]) -> None:
+        """See ParkableDraft."""
+        self.rewind(len(ids))
+
     @torch.inference_mode()
     def propose(self, count: int, sampler: Sampler) -> Proposal:
         """Guess ``count`` ids, each from the previous guess and the head's own output."""
@@ -66,9 +75,12 @@ class MtpDraft:
                 out = self._run(ids[-1:], out, self.length + depth - 1)
             raw = self._logits(out)
             if sampler.greedy:
-                ids.append(int(torch.argmax(raw)))
+                guess = sampler.draft_argmax(raw, ids)
+                if guess is None:
+                    break
+                ids.append(guess)
             else:
-                chances = sampler.draft_probs(raw)
+                chances = sampler.draft_probs(raw, ids)
                 if chances is None:
                     break
                 probs.append(chances)

@@ -47,6 +47,19 @@ class NgramDraft:
                     self._ends.pop(gram, None)
             self.ids.pop()
 
+    @property
+    def caches(self) -> tuple[torch.Tensor, ...]:
+        """See ParkableDraft. The ids are all that there is."""
+        return ()
+
+    def resume(self, ids: Sequence[int]) -> None:
+        """See ParkableDraft."""
+        same = (own == other for own, other in zip(self.ids, ids, strict=False))
+        shared = next((place for place, one in enumerate(same) if not one), len(self.ids))
+        # The last id goes in any case: an interrupt may have come between it and its n-grams.
+        self.rewind(max(0, min(shared, len(self.ids) - 1, len(ids))))
+        self.observe(ids[len(self.ids) :], None)
+
     def propose(self, count: int, sampler: Sampler) -> Proposal:
         """Copy what followed the longest n-gram that ends the sequence and occurred before."""
         for gram in self._last_grams():

@@ -48,6 +48,11 @@ class ReferenceExecutor:
         """Number of committed positions."""
         return self.state.position
 
+    @property
+    def caches(self) -> tuple[torch.Tensor, ...]:
+        """See Executor."""
+        return self.state.caches
+
     def reset(self) -> None:
         """Forget the sequence."""
         self.epoch += 1

@@ -114,6 +114,12 @@ class SequenceState:
             layer.pending = []
         self.position = position
 
+    @property
+    def caches(self) -> tuple[torch.Tensor, ...]:
+        """Keys and values of every attention layer, in order: [NKV, S, DH] each."""
+        layers = (layer for layer in self.layers if isinstance(layer, KvCache))
+        return tuple(one for layer in layers for one in (layer.k, layer.v))
+
     def commit(self, count: int) -> None:
         """Keep the first ``count`` rows of the last decode pass in every layer."""
         for layer in self._gated_delta_states():
