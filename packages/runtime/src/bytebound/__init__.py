@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         UnsupportedShapeError,
     )
+    from bytebound.grammar import Grammar
     from bytebound.results import GenerationResult, GenerationStats, StreamEvent, TokenLogprob
     from bytebound.sampling import SamplingParams
 
@@ -39,6 +40,7 @@ __all__ = [
     "Engine",
     "GenerationResult",
     "GenerationStats",
+    "Grammar",
     "InvalidRequestError",
     "InvalidSettingError",
     "NonFiniteLogitsError",
@@ -55,7 +57,7 @@ __all__ = [
 ]
 
 # Where the names live, cheap imports first.
-_HOMES = ("errors", "results", "sampling", "drafts", "engine")
+_HOMES = ("errors", "results", "grammar", "sampling", "drafts", "engine")
 
 if not TYPE_CHECKING:  # a type checker would take every name for given
 

@@ -35,6 +35,8 @@ class Step:
 class Decoder(Protocol):
     """Runs one request at a time on one executor."""
 
+    reader: PromptReader
+
     @property
     def cached_tokens(self) -> int:
         """Ids of the last prompt that an earlier request had left processed."""
@@ -117,4 +119,7 @@ class HostDecoder:
             return Proposal(())
         proposal = self.draft.propose(count, sampler)
         proposal.check(self.draft.name, count, self.executor.vocab_size)
+        if sampler.constraint is not None and proposal.probs is None:
+            # Not of drawn guesses: to leave some out by what they are would bend the distribution.
+            return Proposal(proposal.ids[: sampler.constraint.admitted(proposal.ids)])
         return proposal

@@ -28,6 +28,7 @@ from bytebound.errors import (
 )
 from bytebound.executor import Executor
 from bytebound.failures import explained
+from bytebound.grammar_compiler import GrammarCompiler
 from bytebound.loading import load_engine_parts
 from bytebound.memory import MemoryPlan
 from bytebound.prompt_reader import PromptReader
@@ -77,6 +78,9 @@ class Engine:
         self.read_gb_s = read_gb_s
         self.seed = seed
         self._tokenizer = tokenizer
+        self._grammars: GrammarCompiler | None = None
+        if tokenizer is not None:
+            self._grammars = GrammarCompiler(tokenizer, executor.vocab_size, self.end_ids)
         self._config = config
         self._active: _Request | None = None
         self._hang: str | None = None  # what a pass that never ended was reported as
@@ -96,6 +100,7 @@ class Engine:
         draft_vocab: str | PathLike[str] | None = None,
         seed: int | None = None,
         snapshot_bytes: int | str | None = None,
+        conversation_bytes: int | str | None = None,
         adaptive_depth: bool = False,
         vram_limit: int | str | None = None,
         on_progress: Progress | None = None,
@@ -120,6 +125,9 @@ class Engine:
         ``snapshot_bytes`` bounds the states kept for prompts that begin as an earlier one did: a
         number or a text such as "512MiB", 0 keeps none, None the default (16 states, 1 GiB at
         most). With a Draft that cannot go back (``RewindingDraft``) none are kept.
+        ``conversation_bytes`` of the host's memory hold conversations that had to make room for
+        another one, until a prompt goes on from them: 0 parks none, None is four times what the
+        context takes, at most 4 GiB. A Draft must allow it (``ParkableDraft``).
         ``adaptive_depth`` lets "cuda" with "mtp" guess 0 to ``num_draft_tokens`` ids a turn, as
         many as have lately been worth it. ``vram_limit``, such as "32GiB", caps what this process
         takes of the GPU until it ends.
@@ -142,6 +150,7 @@ class Engine:
             num_draft_tokens=num_draft_tokens,
             draft_vocab=draft_vocab,
             snapshot_bytes=snapshot_bytes,
+            conversation_bytes=conversation_bytes,
             adaptive_depth=adaptive_depth,
             vram_limit=vram_limit,
             on_progress=on_progress,
@@ -173,6 +182,23 @@ class Engine:
                 "the model folder holds no tokenizer; add tokenizer.json, or work with token ids"
             )
         return self._tokenizer
+
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """Grammars compiled for this model: ``check`` one before a request brings it.
+
+        Raises TokenizerMissingError when the folder holds no tokenizer.
+        """
+        if self._grammars is None:
+            raise TokenizerMissingError(
+                "a grammar needs a tokenizer, and the model folder holds none; add tokenizer.json"
+            )
+        return self._grammars
+
+    @property
+    def reader(self) -> PromptReader:
+        """What reads the prompts, and knows what is kept of them."""
+        return self.decoder.reader
 
     @property
     def max_len(self) -> int:
@@ -260,7 +286,11 @@ class Engine:
         seed = params.seed if params.seed is not None else self.seed
         seed = secrets.randbits(63) if seed is None else seed
         reply = prompt[len(prompt) - check_integer("continues", continues, 0, len(prompt)) :]
-        sampler = Sampler(params, prompt, self.executor.vocab_size, end_ids, seed, reply)
+        constraint = None
+        if params.grammar is not None:
+            constraint = self.grammars.constraint(params.grammar, prompt, end_ids)
+        vocab_size = self.executor.vocab_size
+        sampler = Sampler(params, prompt, vocab_size, end_ids, seed, reply, constraint=constraint)
         completion = Completion(params, end_ids, self._tokenizer, room)
         self._active = _Request(prompt, sampler, completion)
         return self._run(self._active)

@@ -1,8 +1,8 @@
 """From one row of logits to one token id: checked parameters, penalties, truncation, seeded draws.
 
 Order: logit bias, repetition penalty, presence and frequency penalty, mask (banned ids, end ids
-before ``min_tokens``), temperature, top_k, top_p, min_p. Knows nothing of text, of models or of how
-drafts are accepted.
+before ``min_tokens``, what a grammar forbids), temperature, top_k, top_p, min_p. Knows nothing of
+text, of models or of how drafts are accepted.
 """
 
 import math
@@ -10,14 +10,18 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from bytebound import philox
 from bytebound.errors import InvalidRequestError, NonFiniteLogitsError
+from bytebound.grammar import Grammar
 from bytebound.philox import Purpose
 from bytebound.results import TokenLogprob
+
+if TYPE_CHECKING:
+    from bytebound.constraint import Constraint
 
 __all__ = ["Purpose", "Sampler", "SamplingParams"]
 
@@ -57,6 +61,8 @@ class SamplingParams:
     """End tokens are masked until this many ids were generated."""
     logprobs: int | None = None
     """None reports none; n reports each token's own and the n likeliest."""
+    grammar: Grammar | None = None
+    """What the answer must look like; it ends where the form does. None: anything."""
 
     def __post_init__(self) -> None:
         checked: dict[str, object] = {
@@ -89,6 +95,14 @@ class SamplingParams:
             _refuse(
                 "min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}"
             )
+        if self.grammar is not None:
+            if not isinstance(self.grammar, Grammar):
+                _refuse("grammar", type(self.grammar).__name__, "a Grammar")
+            # The form alone says when such an answer ends.
+            if self.min_tokens:
+                _refuse("min_tokens", self.min_tokens, "0 together with a grammar")
+            if self.ignore_eos:
+                _refuse("ignore_eos", True, "false together with a grammar")
 
     @property
     def greedy(self) -> bool:
@@ -114,7 +128,8 @@ class Sampler:
     History grows by ``append`` alone, called for accepted tokens only, and random numbers are
     addressed by position: a discarded draft changes nothing here. All tensors are [vocab]; float64
     results live on the CPU, where sums run in one fixed order whatever device the logits came from.
-    ``reply_ids`` are those of the prompt's that count as the reply's own.
+    ``reply_ids`` are those of the prompt's that count as the reply's own, ``constraint`` is the
+    state of the request's grammar, which moves with the history.
     """
 
     def __init__(
@@ -125,9 +140,12 @@ class Sampler:
         end_ids: frozenset[int],
         seed: int,
         reply_ids: Sequence[int] = (),
+        *,
+        constraint: "Constraint | None" = None,
     ) -> None:
         params.check_vocab(vocab_size)
         self.params = params
+        self.constraint = constraint
         self.vocab_size = vocab_size
         self.seed = seed
         self.greedy = params.greedy
@@ -170,19 +188,35 @@ class Sampler:
         row = self._add_bias(raw)
         if self._repeats or self._counts_matter:
             row = self._penalise(row)
-        return self._mask(row, masked)
+        if self.constraint is None:
+            return self._mask(row, masked)
+        return self._mask(_kept_bits(row, self.constraint.allowed()), masked)
 
     def probs(self, raw: torch.Tensor) -> torch.Tensor:
         """Return the distribution this request draws from: float64 on the CPU, sum 1."""
         return self._truncate(self.logits(raw))
 
-    def draft_probs(self, raw: torch.Tensor) -> torch.Tensor | None:
+    def draft_argmax(self, raw: torch.Tensor, guesses: Sequence[int] = ()) -> int | None:
+        """Return the id a greedy draft guesses behind ``guesses``: the highest of ``raw``.
+
+        None: the grammar allows none of the ids that ``raw`` holds finite values for.
+        """
+        if self.constraint is not None:
+            raw = _kept_bits(raw, self.constraint.allowed(guesses))
+            if float(raw.max()) == -math.inf:
+                return None
+        return int(torch.argmax(raw))
+
+    def draft_probs(self, raw: torch.Tensor, guesses: Sequence[int] = ()) -> torch.Tensor | None:
         """Return the distribution a draft draws from: ``probs`` without what depends on history.
 
-        ``raw`` may hold -inf at ids that the draft cannot propose. None: the request bans all of
-        the others.
+        The grammar counts: what it allows behind ``guesses``, which the draft made before. ``raw``
+        may hold -inf at ids that the draft cannot propose. None: the request bans all of the
+        others.
         """
         row = self._add_bias(raw.float())
+        if self.constraint is not None:
+            row = _kept_bits(row, self.constraint.allowed(guesses))
         if self.banned_ids:
             row = row.index_fill(0, torch.tensor(self.banned_ids, device=row.device), -math.inf)
         return None if float(row.max()) == -math.inf else self._truncate(row)
@@ -216,6 +250,8 @@ class Sampler:
     def append(self, token_id: int) -> None:
         """Add one accepted token to the history."""
         self.generated += 1
+        if self.constraint is not None:
+            self.constraint.append(token_id)
         if self._repeats:
             self._seen[token_id] = True
         if self._counts_matter:
@@ -224,8 +260,8 @@ class Sampler:
     def token_logprob(self, raw: torch.Tensor, token_id: int) -> TokenLogprob:
         """Return log_softmax of the unmodified logits at ``token_id`` and at the likeliest ids.
 
-        This is the model's own distribution: independent of temperature, truncation, penalties and
-        bias.
+        This is the model's own distribution: independent of temperature, truncation, penalties,
+        bias and grammar.
         """
         row = raw.double()
         row = row - torch.logsumexp(row, 0)
@@ -258,14 +294,15 @@ class Sampler:
         return wide.clamp(-_LOGIT_BOUND, _LOGIT_BOUND).float()
 
     def _mask(self, row: torch.Tensor, ids: list[int]) -> torch.Tensor:
-        if not ids:
+        if ids:
+            row = row.index_fill(0, torch.tensor(ids, device=row.device), -math.inf)
+        elif self.constraint is None:
             return row
-        row = row.index_fill(0, torch.tensor(ids, device=row.device), -math.inf)
         if float(row.max()) == -math.inf:
-            raise InvalidRequestError(
-                "no token is left to choose from: logit_bias bans every id "
-                "that min_tokens does not mask"
-            )
+            reason = "logit_bias bans every id that min_tokens does not mask"
+            if self.constraint is not None:
+                reason = "the grammar allows no id here that logit_bias does not ban"
+            raise InvalidRequestError(f"no token is left to choose from: {reason}")
         return row
 
     def _truncate(self, row: torch.Tensor) -> torch.Tensor:
@@ -312,6 +349,15 @@ class Sampler:
 def _total(weights: torch.Tensor) -> torch.Tensor:
     # cumsum adds in order; sum() would split the row by the number of threads.
     return torch.cumsum(weights, 0)[-1]
+
+
+def _kept_bits(row: torch.Tensor, bits: torch.Tensor | None) -> torch.Tensor:
+    """``row`` with -inf where ``bits`` (``Constraint.allowed``) are 0; all of it for None."""
+    if bits is None:
+        return torch.full_like(row, -math.inf)
+    places = torch.arange(8, dtype=torch.uint8, device=row.device)
+    kept = (bits.to(row.device)[:, None] >> places) & 1
+    return row.masked_fill(kept.flatten()[: len(row)] == 0, -math.inf)
 
 
 def _highest(row: torch.Tensor, count: int) -> torch.Tensor:

@@ -69,11 +69,12 @@ class DeviceSampler:
         ]
 
     def takes(self, sampler: Sampler) -> bool:
-        """Whether this request fits: short lists, few logprobs, ids left to choose from."""
+        """Whether this request fits: no grammar, short lists, few logprobs, ids left to choose."""
         masked = len(sampler.banned_ids) + len(sampler.end_ids)
         lists = (sampler.bias, sampler.banned_ids, sampler.end_ids)
         return (
-            all(len(one) <= LIST_SIZE for one in lists)
+            sampler.constraint is None
+            and all(len(one) <= LIST_SIZE for one in lists)
             and (sampler.params.logprobs or 0) <= self.num_logprobs
             and masked < self.vocab_size
         )
