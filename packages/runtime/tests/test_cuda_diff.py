@@ -16,13 +16,14 @@ from bytebound.cuda.diff import DiffReport, run_diff
 from bytebound.cuda.executor import CudaExecutor
 from bytebound.cuda.pairing import load_pair, load_reference, reference_of
 from bytebound.cuda.random_weights import random_weights
-from bytebound.names import resolve_model
+from bytebound.loading import find_model
+from bytebound.names import random_shape, resolve_model
 from bytebound.reference.executor import ReferenceExecutor
 from bytebound.reference.taps import AtProducts
 from bytebound.taps import FEEDS, PARTS, Place
 from bytebound_kernels import prefill as many
 
-from .checkpoints import random_checkpoint
+from .checkpoints import random_checkpoint, write_json
 from .cli_runs import Outcome, Run, run
 from .cuda_models import FOLDERS, SHAPE, some_ids
 from .emulated_kernels import emulate
@@ -349,6 +350,36 @@ def test_the_kernels(tmp_path: Path, kind: str, kv_dtype: str) -> None:
     )
     for rows in (1, 5, 8):
         report = run_diff(*made, some_ids(300), rows=rows)
+        assert report.first is None and report.unseen == [], (rows, report.first)
+
+
+def layers_of_the_flagship(folder: Path) -> Path:
+    """A config.json: the first four layers of the 27B shape, of both kinds, and few ids."""
+    whole = random_shape("random:qwen3.5-27b")
+    assert whole is not None
+    shape = json.loads(whole.read_text(encoding="utf-8"))
+    shape |= {"num_hidden_layers": 4, "mtp_num_hidden_layers": 0, "vocab_size": 2048}
+    write_json(folder / "config.json", shape)
+    return folder / "config.json"
+
+
+def test_what_stands_for_the_flagship(tmp_path: Path) -> None:
+    folder, config = find_model(f"random:{layers_of_the_flagship(tmp_path)}")
+    known = find_model("random:qwen3.5-27b")[1]
+    assert folder is None and config.layer_types == known.layer_types[:4]
+    assert set(config.layer_types) == {"linear_attention", "full_attention"}
+    assert (config.hidden_size, config.vocab_size) == (known.hidden_size, 2048)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+def test_layers_of_the_flagship(tmp_path: Path, kv_dtype: str) -> None:
+    """The 27B shape against the reference in float32, op by op, in 4 bits."""
+    _, config = find_model(f"random:{layers_of_the_flagship(tmp_path)}")
+    gpu = torch.device("cuda", 0)
+    made = load_pair(None, config, max_len=512, kv_dtype=kv_dtype, device=gpu, reference_device=gpu)
+    for rows in (1, 5, 8):
+        report = run_diff(*made, some_ids(300, vocab=2048), rows=rows)
         assert report.first is None and report.unseen == [], (rows, report.first)
 
 

@@ -72,19 +72,26 @@ def test_states_are_the_same_bits() -> None:
 
 
 def test_memory_levels_off_over_a_long_conversation() -> None:
-    """E03 on the device; then a prompt as long as the context."""
+    """E03 on the device: 300 turns under a budget of 16 states; then the longest prompt."""
     engine = load(draft="mtp", max_len=8192)
+    executor = engine.executor
+    assert isinstance(executor, CudaExecutor)
+    executor.prefill_chunk = chunk = 256  # so that states are kept often enough to fill the budget
     choose = random.Random(3)
     prompt = [choose.randrange(10, 900) for _ in range(300)]
     params = SamplingParams(max_tokens=4, ignore_eos=True)
-    held = list[int]()
+    reserved, allocated = list[int](), list[int]()
     for turn in range(300):
-        prompt += [choose.randrange(10, 900) for _ in range(100)]
+        prompt += [choose.randrange(10, 900) for _ in range(25)]
         stats = engine.generate(prompt, params).stats
-        assert turn == 0 or stats.cached_tokens > len(prompt) - 1024 - 101
-        held.append(torch.cuda.memory_reserved())
+        assert turn == 0 or stats.cached_tokens >= len(prompt) - chunk - 25
+        reserved.append(torch.cuda.memory_reserved())
+        allocated.append(torch.cuda.memory_allocated())
     assert engine.memory_plan is not None
-    assert max(held) - held[0] <= engine.memory_plan.snapshots + (32 << 20)
-    assert held[-1] == held[150]
-    longest = (prompt + prompt)[: 32_768 - 4]
+    budget, state = engine.memory_plan.snapshots, executor.snapshot_bytes
+    assert 16 * state <= budget and len(prompt) > 17 * chunk
+    assert max(reserved) - reserved[0] <= budget + (32 << 20)
+    # From the turn on in which the budget is used up it is the same states over again.
+    assert max(allocated[200:]) - min(allocated[200:]) < 2 * state
+    longest = (prompt + prompt)[: 8192 - 4]
     assert engine.generate(longest, params).stats.completion_tokens == 4
