@@ -46,7 +46,7 @@ from bytebound.settings import (
     check_max_len,
     use_packed_cache,
 )
-from bytebound.snapshots import snapshot_budget
+from bytebound.snapshots import snapshot_budget, with_conversations
 from bytebound.text.tokenizer import Tokenizer, load_tokenizer
 from bytebound.vram import allocatable_bytes, cap_process, parse_size
 
@@ -124,6 +124,7 @@ def load_engine_parts(
     draft_vocab: str | PathLike[str] | None,
     vram_limit: int | str | None = None,
     snapshot_bytes: int | str | None = None,
+    conversation_bytes: int | str | None = None,
     adaptive_depth: bool = False,
     on_progress: Progress | None = None,
 ) -> EngineParts:
@@ -141,7 +142,8 @@ def load_engine_parts(
         )
     if vram_limit is not None:
         parse_size("vram_limit", vram_limit)
-    snapshots = None if snapshot_bytes is None else _parse_snapshot_bytes(snapshot_bytes)
+    snapshots = _parse_budget("snapshot_bytes", snapshot_bytes)
+    parked = _check_host_memory(_parse_budget("conversation_bytes", conversation_bytes))
     most = MAX_CUDA_DRAFT_TOKENS if backend == "cuda" else MAX_DRAFT_TOKENS
     check_integer("num_draft_tokens", num_draft_tokens, 1, most)
     where = check_device(device)
@@ -199,11 +201,13 @@ def load_engine_parts(
             stacklevel=3,
         )
     drafts = _make_draft(draft, parts)
+    plan = with_conversations(parts.memory_plan, parked, available_memory(torch.device("cpu")))
     reader = PromptReader(
         parts.executor,
         drafts,
         turn_starts=() if tokenizer is None else tokenizer.turn_start_ids,
-        snapshot_bytes=parts.memory_plan.snapshots,
+        snapshot_bytes=plan.snapshots,
+        conversation_bytes=plan.conversations,
     )
     return EngineParts(
         executor=parts.executor,
@@ -213,7 +217,7 @@ def load_engine_parts(
         tokenizer=tokenizer,
         config=config,
         end_ids=(*config.eos_token_ids, *(tokenizer.eos_ids if tokenizer else ())),
-        memory_plan=parts.memory_plan,
+        memory_plan=plan,
         bytes_per_token=parts.bytes_per_token,
         read_gb_s=parts.read_gb_s,
     )
@@ -228,9 +232,22 @@ def find_model(path_or_name: str | PathLike[str]) -> tuple[Path | None, ModelCon
     return folder, ModelConfig.from_folder(folder)
 
 
-def _parse_snapshot_bytes(value: int | str) -> int:
-    """A size as ``parse_size`` reads it, or 0."""
-    return 0 if type(value) is int and value == 0 else parse_size("snapshot_bytes", value)
+def _parse_budget(name: str, value: int | str | None) -> int | None:
+    """A size as ``parse_size`` reads it, or 0; None stays None."""
+    if value is None or value == "0" or (type(value) is int and value == 0):
+        return None if value is None else 0
+    return parse_size(name, value)
+
+
+def _check_host_memory(conversation_bytes: int | None) -> int | None:
+    """Refuse a budget that the host's memory does not have."""
+    available = available_memory(torch.device("cpu"))
+    if conversation_bytes and available is not None and conversation_bytes > available:
+        raise InvalidSettingError(
+            f"conversation_bytes={conversation_bytes}: {available} bytes of the host's memory are "
+            "available; expected less, or 0 to park no conversation"
+        )
+    return conversation_bytes
 
 
 def _check_random(path_or_name: str | PathLike[str], asked: str, chosen: Backend) -> None:

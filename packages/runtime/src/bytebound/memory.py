@@ -98,6 +98,7 @@ class MemoryPlan:
     cuda_context: int = 0  # the CUDA context and the code of kernels: outside PyTorch's allocator
     backend: str = "reference"
     kv_dtype: str | None = None
+    conversations: int = 0  # budget for parked ones, in the host's memory: no part of the total
     random_weights: bool = False  # then whatever is generated is noise
 
     @property
@@ -114,7 +115,7 @@ class MemoryPlan:
         return {**asdict(self), "total": self.total}
 
 
-_LABELS = ("max_len", "backend", "kv_dtype", "random_weights")
+_LABELS = ("max_len", "backend", "kv_dtype", "conversations", "random_weights")
 PlanOf = Callable[[int], MemoryPlan]
 
 

@@ -1,7 +1,7 @@
 """Which states of a prompt are kept, and from which of them another prompt can go on."""
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bytebound.errors import InvalidSettingError
 from bytebound.executor import Snapshot
@@ -10,7 +10,7 @@ from bytebound.memory import MemoryPlan
 MOST_BYTES = 1 << 30  # by default: six states of a 27B model
 MOST_SNAPSHOTS = 16  # by default: more would hardly lie closer to where prompts part
 MOST_PARKED_BYTES = 4 << 30  # by default: 60,000 positions of a 27B model
-PARKED_CONTEXTS = 4  # by default: so many conversations as long as the context, if that is less
+PARKED_CONTEXTS = 4
 PARKING_PAYS = 2  # wide passes' fixed cost: what is shorter is read again as fast as it is copied
 
 
@@ -30,10 +30,19 @@ def snapshot_budget(asked: int | None, size: int) -> int:
     return asked
 
 
-def conversation_budget(asked: int | None, plan: MemoryPlan) -> int:
-    """Bytes of the host's memory for parked conversations; ``asked`` None is the default."""
-    context = plan.kv + plan.mtp_kv + plan.snapshots
-    return min(PARKED_CONTEXTS * context, MOST_PARKED_BYTES) if asked is None else asked
+def with_conversations(
+    plan: MemoryPlan, asked: int | None, available: int | None = None
+) -> MemoryPlan:
+    """The plan with a budget for parked conversations in the host's memory.
+
+    ``asked`` None is the default: ``PARKED_CONTEXTS`` conversations as long as the context, at most
+    ``MOST_PARKED_BYTES`` and half of what the host has ``available``.
+    """
+    if asked is None:
+        context = plan.kv + plan.mtp_kv + plan.snapshots
+        asked = min(PARKED_CONTEXTS * context, MOST_PARKED_BYTES)
+        asked = asked if available is None else min(asked, available // 2)
+    return replace(plan, conversations=asked)
 
 
 def parking_pays(lost: int, floor: int) -> bool:

@@ -102,6 +102,15 @@ AdaptiveDepth = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+ConversationBytes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Host memory for conversations that made room for another: 8GiB, or 0 for none. "
+        "Default: four times what the context takes, at most 4GiB.",
+        rich_help_panel=_ENGINE,
+    ),
+]
 VramLimit = Annotated[
     str | None,
     typer.Option(
@@ -178,6 +187,7 @@ class EngineOptions:
     kv_dtype: str = "auto"
     draft_vocab: Path | None = None
     adaptive_depth: bool = False
+    conversation_bytes: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

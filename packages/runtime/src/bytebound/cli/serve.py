@@ -107,6 +107,7 @@ def serve(
     kv_dtype: opt.KvDtype = "auto",
     draft_vocab: opt.DraftVocab = None,
     adaptive_depth: opt.AdaptiveDepth = False,
+    conversation_bytes: opt.ConversationBytes = None,
 ) -> int:
     """Serve a model to OpenAI's and Anthropic's clients on one port.
 
@@ -136,6 +137,7 @@ def serve(
         kv_dtype,
         draft_vocab,
         adaptive_depth,
+        conversation_bytes,
     )
 
     from bytebound.server.settings import ServerSettings, check_access

@@ -1,7 +1,13 @@
 """Figures of a running server for Prometheus, in a registry of their own."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Iterator
+from dataclasses import asdict
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from bytebound.prompt_reader import PromptReader
 from bytebound.results import GenerationStats
 from bytebound.server.worker import EngineWorker
 
@@ -49,6 +55,7 @@ class Metrics:
         waiting.set_function(lambda: worker.depth)
         running = Gauge("bytebound_running", "Requests that run: 0 or 1.", registry=registry)
         running.set_function(lambda: int(worker.busy))
+        registry.register(_Beginnings(worker.engine.reader))
 
     def generated(self, stats: GenerationStats, queued_s: float) -> None:
         """Count one request at the engine, whole or not."""
@@ -68,3 +75,31 @@ class Metrics:
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class _Beginnings(Collector):
+    """What prompts go on from, as their reader counts it."""
+
+    def __init__(self, reader: PromptReader) -> None:
+        self._reader = reader
+
+    def collect(self) -> Iterator[Metric]:
+        """Called for every scrape, on whatever thread."""
+        prompts = CounterMetricFamily(
+            "bytebound_prompts",
+            "Prompts by what they went on from: the resident conversation, a parked one, nothing.",
+            labels=("beginning",),
+        )
+        for kind, count in asdict(self._reader.beginnings).items():
+            prompts.add_metric((kind,), count)
+        yield prompts
+        parked = self._reader.parked
+        held, budget, evictions = (
+            (0, 0, 0) if parked is None else (parked.num_bytes, parked.budget, parked.evictions)
+        )
+        text = "Host memory that parked conversations take."
+        yield GaugeMetricFamily("bytebound_parked_bytes", text, value=held)
+        text = "The most that parked conversations may take."
+        yield GaugeMetricFamily("bytebound_parked_bytes_limit", text, value=budget)
+        text = "States of parked conversations that made room for others."
+        yield CounterMetricFamily("bytebound_parked_evictions", text, value=evictions)

@@ -2,7 +2,7 @@
 
 The event loop never waits for the engine, and the engine never for a client: a job's updates pass
 through a queue of its own. A job ends early when it is cancelled or past its deadline; the thread
-then leaves it after the pass of the model that runs.
+then leaves it after the pass of the model that runs, also in the middle of a prompt.
 """
 
 import asyncio
@@ -22,6 +22,10 @@ log = logging.getLogger("bytebound.server")
 
 T = TypeVar("T")
 Work = Callable[[Engine], Iterator[T]]
+
+
+class UnwantedError(Exception):
+    """Nobody waits for the rest of the job that runs."""
 
 
 class Job(Generic[T]):
@@ -71,6 +75,11 @@ class Job(Generic[T]):
     def unwanted(self) -> bool:
         """Whether nobody waits for the rest."""
         return self.cancelled.is_set() or time.monotonic() >= self._deadline
+
+    def check(self) -> None:
+        """Raise UnwantedError if nobody waits for the rest."""
+        if self.unwanted:
+            raise UnwantedError
 
     def put(self, value: T | None, error: BaseException | None = None) -> None:
         """Hand one update to the event loop, from the engine's thread; None ends the job."""
@@ -184,18 +193,20 @@ class EngineWorker:
         if self.lost is not None:
             job.put(None, unavailable(self.lost))
             return
+        reader = self.engine.reader
+        reader.before_pass = job.check
         try:
             results = job.work(self.engine)
             try:
                 for value in results:
                     job.put(value)
-                    if job.unwanted:
-                        job.put(None, unavailable("the request was ended by the server"))
-                        return
+                    job.check()
             finally:
                 close = getattr(results, "close", None)
                 if close is not None:
                     close()  # the engine forgets the request
+        except UnwantedError:
+            job.put(None, unavailable("the request was ended by the server"))
         except ByteboundError as error:
             if isinstance(error, StepTimeoutError):
                 self.lost = str(error)
@@ -205,6 +216,8 @@ class EngineWorker:
             job.put(None, error)
         else:
             job.put(None)
+        finally:
+            reader.before_pass = None
 
 
 def log_bug(error: BaseException) -> None:
