@@ -41,6 +41,7 @@
 #include "cuda/delta_rule.cuh"
 #include "cuda/dependent.cuh"
 #include "cuda/device_guard.h"
+#include "cuda/gdn_rows.cuh"
 #include "cuda/launch.h"
 #include "cuda/reduce.cuh"
 #include "cuda/streamed.cuh"
@@ -48,22 +49,13 @@
 namespace bytebound {
 namespace {
 
-constexpr int kTaps = 4;
-constexpr int kWindow = kTaps - 1;
 constexpr int kMaxItemWarps = 3;          // at once; more are walked
 constexpr int kSpareThreads = 3 * kWarp;  // without a piece of S
 constexpr int kMaxThreads = kMaxItemWarps * kWarp + kSpareThreads;
 constexpr int kKeyPairs = kDeltaDim;            // pairs of channels of q and of k together
 constexpr int kValuePairs = kSliceColumns / 2;  // of an item
 constexpr int kMessage = 4;   // value heads whose sums go to another block at once
-constexpr int kConvRows = 4;  // rows of one thread that are convolved side by side
 constexpr int kMaxSharedBytes = 96 << 10;
-
-// Two neighbouring channels or columns.
-template <typename T>
-struct alignas(2 * sizeof(T)) Pair {
-  T v[2];
-};
 
 template <typename T>
 struct Rows {
@@ -125,14 +117,6 @@ __host__ __device__ inline Layout layout_of(int pending, int current, int items,
   return l;
 }
 
-__device__ __forceinline__ float sigmoid(float x) {
-  return __fdividef(1.0f, 1.0f + __expf(-x));
-}
-
-__device__ __forceinline__ float silu(float x) {
-  return __fdividef(x, 1.0f + __expf(-x));
-}
-
 // Where a block's items lie. It has `ratio` items per slice, and every kRanks-th slice.
 constexpr int kRanks = kHasClusters ? kSlices : 1;  // blocks of a cluster
 
@@ -160,25 +144,6 @@ __device__ __forceinline__ int channel_of(int i_pair, int i_key, int rank, int h
   return (2 * h + i_head) * kDeltaDim + item.i_slice * kSliceColumns + column % kSliceColumns;
 }
 
-// Taps and inputs of two channels.
-template <typename T>
-struct ConvPair {
-  Pack<T> weight;           // [2][kTaps]
-  Pair<T> window[kWindow];  // [2][kWindow], flat
-};
-
-template <typename T>
-__device__ __forceinline__ ConvPair<T> load_conv_pair(const KernelArgs<T>& args, int channel) {
-  ConvPair<T> b_pair;
-  b_pair.weight = *reinterpret_cast<const Pack<T>*>(args.p_conv_weight + channel * kTaps);
-  const auto* p_window = reinterpret_cast<const Pair<T>*>(args.p_conv_window + channel * kWindow);
-#pragma unroll
-  for (int j = 0; j < kWindow; ++j) {
-    b_pair.window[j] = p_window[j];
-  }
-  return b_pair;
-}
-
 // Begins to copy the inputs of two channels to where convolve() takes them from.
 template <typename T>
 __device__ __forceinline__ void copy_inputs(const Rows<T>& rows,
@@ -192,84 +157,6 @@ __device__ __forceinline__ void copy_inputs(const Rows<T>& rows,
     p_input += rows.qkv_row_stride;
     p_mixed += row_stride;
   }
-}
-
-// kCount rows of convolve(), whose latencies overlap.
-template <int kCount, typename T>
-__device__ __forceinline__ void convolve_rows(const Pack<T>& weight,
-                                              float (&b_window)[2][kWindow],
-                                              float* p_mixed,
-                                              int row_stride) {
-  Pair<T> b_inputs[kCount];
-  float b_mixed[kCount][2];
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    b_inputs[i] = *reinterpret_cast<const Pair<T>*>(p_mixed + i * row_stride);
-  }
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const float x = to_float(b_inputs[i].v[c]);
-      float sum = __fmul_rn(to_float(weight.v[c * kTaps]), b_window[c][0]);
-      sum = fmaf(to_float(weight.v[c * kTaps + 1]), b_window[c][1], sum);
-      sum = fmaf(to_float(weight.v[c * kTaps + 2]), b_window[c][2], sum);
-      sum = fmaf(to_float(weight.v[c * kTaps + 3]), x, sum);
-      b_window[c][0] = b_window[c][1];
-      b_window[c][1] = b_window[c][2];
-      b_window[c][2] = x;
-      b_mixed[i][c] = silu(sum);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    *reinterpret_cast<float2*>(p_mixed + i * row_stride) =
-        make_float2(b_mixed[i][0], b_mixed[i][1]);
-  }
-}
-
-// Takes two channels through `count` rows, in place from p_mixed on; moves the window along.
-template <typename T>
-__device__ __forceinline__ void convolve(const Pack<T>& weight,
-                                         int count,
-                                         float (&b_window)[2][kWindow],
-                                         float* p_mixed,
-                                         int row_stride) {
-#pragma unroll 1
-  for (; count >= kConvRows; count -= kConvRows) {
-    convolve_rows<kConvRows>(weight, b_window, p_mixed, row_stride);
-    p_mixed += kConvRows * row_stride;
-  }
-#pragma unroll 1
-  for (; count > 0; --count) {
-    convolve_rows<1>(weight, b_window, p_mixed, row_stride);
-    p_mixed += row_stride;
-  }
-}
-
-// Inputs come back from float with the bits they had, but for those within a NaN.
-template <typename T>
-__device__ __forceinline__ void keep_window(const float (&b_window)[2][kWindow], Pair<T>* p_kept) {
-#pragma unroll
-  for (int j = 0; j < kWindow; ++j) {
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int i = 2 * j + c;
-      p_kept[j].v[c] = from_float<T>(b_window[i / kWindow][i % kWindow]);
-    }
-  }
-}
-
-// What the gates of a value head depend on.
-struct HeadGates {
-  float rate;  // -exp(a_log)
-  float dt_bias;
-};
-
-__device__ __forceinline__ float2 decay_and_beta(float a, float b, HeadGates gates) {
-  const float x = a + gates.dt_bias;
-  const float softplus = x > 20.0f ? x : log1pf(expf(x));
-  return {expf(gates.rate * softplus), sigmoid(b)};
 }
 
 template <typename T>
@@ -365,7 +252,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
   }
   ConvPair<T> b_conv = {};
   if (has_channels) {
-    b_conv = load_conv_pair(args, first_channel);
+    b_conv = load_conv_pair(args.p_conv_weight, args.p_conv_window, first_channel);
     // Pending rows are of an earlier pass and lie in memory; the current ones are in the L2.
     const T* p_pending = args.pending.p_qkv + first_channel;
 #pragma unroll 1
@@ -406,7 +293,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
     int channel = first_channel;
     if (i_pair != i_thread) {
       channel = channel_of(i_pair, i_key, rank, args.h, ratio);
-      b_conv = load_conv_pair(args, channel);
+      b_conv = load_conv_pair(args.p_conv_weight, args.p_conv_window, channel);
     }
     float* p_mixed = p_shared + layout.mixed + 2 * i_pair;
     float* p_current = p_mixed + first_row * row_stride;
@@ -454,8 +341,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
       }
     }
   }
-  const float2 first_out_gate = make_float2(b_norm_weight.x * silu(to_float(b_z.v[0])),
-                                            b_norm_weight.y * silu(to_float(b_z.v[1])));
+  const float2 first_out_gate = make_float2(b_norm_weight.x * silu_fast(to_float(b_z.v[0])),
+                                            b_norm_weight.y * silu_fast(to_float(b_z.v[1])));
   __syncthreads();
 
   const bool is_written = args.commit ? num_rows > 0 : num_replayed > 0;
@@ -541,7 +428,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
         o_value = o_value_of(i_pair);
         const Pair<T> z = load_z(i_row, o_value);
         const float2 weight = norm_weight_of(o_value);
-        gate = make_float2(weight.x * silu(to_float(z.v[0])), weight.y * silu(to_float(z.v[1])));
+        gate = make_float2(weight.x * silu_fast(to_float(z.v[0])), weight.y * silu_fast(to_float(z.v[1])));
       }
       const int i_head = item_of(i_pair / kValuePairs, rank, ratio).i_head;
       const float* p_parts = p_squares + i_row * kSlices * layout.squares_stride + i_head;

@@ -26,6 +26,7 @@ void bind_argmax(pybind11::module_& m);
 void bind_attention_decode(pybind11::module_& m);
 void bind_dense_matvec(pybind11::module_& m);
 void bind_embedding_gather(pybind11::module_& m);
+void bind_gdn_keep(pybind11::module_& m);
 void bind_gdn_step(pybind11::module_& m);
 void bind_history_append(pybind11::module_& m);
 void bind_l2_persist(pybind11::module_& m);
@@ -41,5 +42,6 @@ void bind_w4_matmul(pybind11::module_& m);
 void bind_w4_matvec(pybind11::module_& m);
 void bind_w4_pack(pybind11::module_& m);
 void bind_w4_unpack(pybind11::module_& m);
+void bind_weight_stream(pybind11::module_& m);
 
 }  // namespace bytebound

@@ -88,6 +88,7 @@ PYBIND11_MODULE(_native, m) {
   bind_attention_decode(m);
   bind_dense_matvec(m);
   bind_embedding_gather(m);
+  bind_gdn_keep(m);
   bind_gdn_step(m);
   bind_history_append(m);
   bind_l2_persist(m);
@@ -103,6 +104,7 @@ PYBIND11_MODULE(_native, m) {
   bind_w4_matvec(m);
   bind_w4_pack(m);
   bind_w4_unpack(m);
+  bind_weight_stream(m);
 #else
   m.attr("built_with_cuda") = false;
 #endif

@@ -150,8 +150,8 @@ class DenseWeights {
   int i_group_;
   const T* p_lower_;
   const T* p_upper_;
-  uint4 lower_[kParts];
-  uint4 upper_[kParts];
+  uint4 lower_[kParts] = {};
+  uint4 upper_[kParts] = {};
 };
 
 }  // namespace bytebound

@@ -99,6 +99,75 @@ __device__ __forceinline__ void unpack_scales(uint32_t bits,
   }
 }
 
+// The sum over the group of each activation row, in the unit in which the tiles' sums are: what a
+// zero point of 1 takes off.
+template <typename T>
+__device__ __forceinline__ void sum_columns(const ActivationTile<T, kGroup>& x, float (&sums)[4]) {
+  const uint32_t ones[4] = {W4Codec<T>::kOne, W4Codec<T>::kOneUpper, W4Codec<T>::kOne,
+                            W4Codec<T>::kOneUpper};
+  float c[2][4] = {};
+#pragma unroll
+  for (int i_step = 0; i_step < kItemSteps; ++i_step) {
+    uint32_t b[2];
+    x.fragment(i_step, b);
+    mma_m16n8k16(c[i_step % 2], ones, b, T());
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    sums[j] = c[0][j] + c[1][j];
+  }
+}
+
+// sums += the product of an item with x. An item gives what this lane has of it: words(i), i < 8,
+// 16 bytes each; scales(i_tile), two of two bytes; zeros(), [tile][lower, upper row] of four bits.
+// after_two(i) is called when the words of tiles i and i + 1 have been used.
+template <typename T, bool kAsymmetric, typename Item, typename AfterTwo>
+__device__ __forceinline__ void add_product(const Item& item,
+                                            bool bfloat16_scales,
+                                            const ActivationTile<T, kGroup>& x,
+                                            float (&sums)[kItemTiles][4],
+                                            AfterTwo after_two) {
+  float x_sums[4];
+  sum_columns(x, x_sums);
+#pragma unroll
+  for (int i_two = 0; i_two < kItemTiles; i_two += 2) {
+    // Two tiles at a time, since an mma that waits for the one before it is slow.
+    float c[2][4] = {};
+#pragma unroll
+    for (int i_step = 0; i_step < kItemSteps; ++i_step) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        uint32_t a[4];
+        const uint4& words = item.words(2 * (i_two + j) + i_step / 4);
+        W4Codec<T>::decode(word_of(words, i_step % 4), a);
+        uint32_t b[2];
+        x.fragment(i_step, b);
+        mma_m16n8k16(c[j], a, b, T());
+      }
+    }
+    after_two(i_two);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int i_tile = i_two + j;
+      float lower;
+      float upper;
+      unpack_scales(item.scales(i_tile), bfloat16_scales, lower, upper);
+      float zero_lower = 8.0f + W4Codec<T>::kOffset;
+      float zero_upper = zero_lower;
+      if (kAsymmetric) {
+        const uint32_t zeros = item.zeros();
+        zero_lower = static_cast<float>((zeros >> (8 * i_tile)) & 15u) + W4Codec<T>::kOffset;
+        zero_upper = static_cast<float>((zeros >> (8 * i_tile + 4)) & 15u) + W4Codec<T>::kOffset;
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float dot = fmaf(i < 2 ? -zero_lower : -zero_upper, x_sums[i], c[j][i]);
+        sums[i_tile][i] = fmaf(i < 2 ? lower : upper, dot, sums[i_tile][i]);
+      }
+    }
+  }
+}
+
 // The items of a packed matrix, as cuda/matvec.cuh walks them.
 template <typename T, bool kAsymmetric>
 class W4Weights {
@@ -144,71 +213,33 @@ class W4Weights {
     if (has_next) {
       load_parameters();
     }
-    float x_sums[4];
-    sum_columns(x, x_sums);
-#pragma unroll
-    for (int i_two = 0; i_two < kTiles; i_two += 2) {
-      // Two tiles at a time, since an mma that waits for the one before it is slow.
-      float c[2][4] = {};
-#pragma unroll
-      for (int i_step = 0; i_step < kItemSteps; ++i_step) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          uint32_t a[4];
-          W4Codec<T>::decode(word_of(words_[2 * (i_two + j) + i_step / 4], i_step % 4), a);
-          uint32_t b[2];
-          x.fragment(i_step, b);
-          mma_m16n8k16(c[j], a, b, T());
-        }
-      }
+    const Held item{words_, scales, zeros};
+    add_product<T, kAsymmetric>(item, bfloat16_scales_, x, sums, [&](int i_two) {
       if (has_next) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           load_words(2 * i_two + i);
         }
       }
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int i_tile = i_two + j;
-        float lower;
-        float upper;
-        unpack_scales(word_of(scales, i_tile), bfloat16_scales_, lower, upper);
-        float zero_lower = 8.0f + W4Codec<T>::kOffset;
-        float zero_upper = zero_lower;
-        if (kAsymmetric) {
-          zero_lower = static_cast<float>((zeros >> (8 * i_tile)) & 15u) + W4Codec<T>::kOffset;
-          zero_upper = static_cast<float>((zeros >> (8 * i_tile + 4)) & 15u) + W4Codec<T>::kOffset;
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float dot = fmaf(i < 2 ? -zero_lower : -zero_upper, x_sums[i], c[j][i]);
-          sums[i_tile][i] = fmaf(i < 2 ? lower : upper, dot, sums[i_tile][i]);
-        }
-      }
-    }
+    });
   }
 
  private:
   static constexpr int kBytes = item_bytes(kAsymmetric);
   static constexpr int kLoads = kWordBytes / 512;  // of 16 bytes, per lane
 
-  // The sum over the group of each activation row, in the unit in which the tiles' sums are: what a
-  // zero point of 1 takes off.
-  static __device__ __forceinline__ void sum_columns(const X& x, float (&sums)[4]) {
-    const uint32_t ones[4] = {W4Codec<T>::kOne, W4Codec<T>::kOneUpper, W4Codec<T>::kOne,
-                              W4Codec<T>::kOneUpper};
-    float c[2][4] = {};
-#pragma unroll
-    for (int i_step = 0; i_step < kItemSteps; ++i_step) {
-      uint32_t b[2];
-      x.fragment(i_step, b);
-      mma_m16n8k16(c[i_step % 2], ones, b, T());
+  // An item in registers.
+  struct Held {
+    const uint4 (&b_words)[kLoads];
+    uint4 b_scales;
+    uint32_t b_zeros;
+
+    __device__ __forceinline__ const uint4& words(int i) const { return b_words[i]; }
+    __device__ __forceinline__ uint32_t scales(int i_tile) const {
+      return word_of(b_scales, i_tile);
     }
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      sums[j] = c[0][j] + c[1][j];
-    }
-  }
+    __device__ __forceinline__ uint32_t zeros() const { return b_zeros; }
+  };
 
   __device__ __forceinline__ void load_words(int i) {
     words_[i] = load_streamed(p_item_ + i * 512 + i_lane_ * 16);

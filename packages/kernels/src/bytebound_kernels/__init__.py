@@ -38,6 +38,7 @@ from bytebound_kernels.ops.attention_decode import (
 )
 from bytebound_kernels.ops.dense_matvec import dense_matvec
 from bytebound_kernels.ops.embedding_gather import embedding_gather
+from bytebound_kernels.ops.gdn_keep import gdn_keep
 from bytebound_kernels.ops.gdn_step import GdnRows, GdnState, GdnWeights, gdn_step
 from bytebound_kernels.ops.history_append import history_append
 from bytebound_kernels.ops.logit_adjust import logit_adjust
@@ -62,6 +63,15 @@ from bytebound_kernels.ops.speculative_sample import (
 from bytebound_kernels.ops.w4_matmul import w4_matmul, w4_matmul_workspace_bytes
 from bytebound_kernels.ops.w4_matvec import PackedW4, w4_matvec, w4_pack, w4_packed_bytes
 from bytebound_kernels.ops.w4_unpack import w4_unpack
+from bytebound_kernels.ops.weight_stream import (
+    StreamGatedDelta,
+    StreamNorm,
+    StreamOp,
+    StreamProduct,
+    weight_stream,
+    weight_stream_slots,
+    weight_stream_workspace_bytes,
+)
 
 __all__ = [
     "ABI_VERSION",
@@ -82,6 +92,10 @@ __all__ = [
     "KernelError",
     "PackedW4",
     "Purpose",
+    "StreamGatedDelta",
+    "StreamNorm",
+    "StreamOp",
+    "StreamProduct",
     "UnsupportedDeviceError",
     "UnsupportedDtypeError",
     "UnsupportedLayoutError",
@@ -100,6 +114,7 @@ __all__ = [
     "dense_matvec",
     "devices",
     "embedding_gather",
+    "gdn_keep",
     "gdn_step",
     "history_append",
     "l2_persist",
@@ -122,4 +137,7 @@ __all__ = [
     "w4_pack",
     "w4_packed_bytes",
     "w4_unpack",
+    "weight_stream",
+    "weight_stream_slots",
+    "weight_stream_workspace_bytes",
 ]

@@ -216,6 +216,25 @@ def speculative_accept(
     device: int,
     stream: int,
 ) -> None: ...
+def gdn_keep(
+    projected: int,
+    gates: int,
+    pending_qkv: int,
+    pending_gates: int,
+    windows: int,
+    num_accepted: int,
+    *,
+    projected_strides: tuple[int, int],
+    gates_strides: tuple[int, int],
+    pending_strides: tuple[int, int],
+    pending_gates_strides: tuple[int, int],
+    layers: int,
+    channels: int,
+    gate_channels: int,
+    rows: int,
+    device: int,
+    stream: int,
+) -> None: ...
 def gdn_step(
     current: tuple[int, int, int],
     pending: tuple[int, int, int],
@@ -358,6 +377,73 @@ def w4_unpack(
     scale_dtype: int,
     asymmetric: bool,
     interleaved: bool,
+    device: int,
+    stream: int,
+) -> None: ...
+
+STREAM_MAX_OPS: int
+
+class StreamOp: ...
+
+def stream_norm(
+    *,
+    x: int,
+    weight: int,
+    out: int,
+    x_row_stride: int,
+    out_row_stride: int,
+    d: int,
+    eps: float,
+) -> StreamOp: ...
+def stream_product(
+    *,
+    dense: bool,
+    weight: int,
+    x: int,
+    out: int,
+    residual: int,
+    weight_row_stride: int,
+    x_row_stride: int,
+    out_row_stride: int,
+    residual_row_stride: int,
+    n: int,
+    k: int,
+    scale_dtype: int,
+    asymmetric: bool,
+    float_out: bool,
+    epilogue: int,
+    scale: float,
+) -> StreamOp: ...
+def stream_gated_delta(
+    *,
+    current: tuple[int, ...],
+    pending: tuple[int, ...],
+    z: int,
+    out: int,
+    num_accepted: int,
+    conv_weight: int,
+    a_log: int,
+    dt_bias: int,
+    norm_weight: int,
+    conv_window: int,
+    state: int,
+    pending_rows: int,
+    row_strides: tuple[int, ...],
+    pending_row_strides: tuple[int, ...],
+    z_row_stride: int,
+    out_row_stride: int,
+    h: int,
+    hv: int,
+    eps: float,
+) -> StreamOp: ...
+def weight_stream_workspace_bytes(num_sms: int) -> int: ...
+def weight_stream_slots(rows: int, max_d: int, asymmetric: bool, device: int) -> int: ...
+def weight_stream(
+    ops: list[StreamOp],
+    *,
+    rows: int,
+    workspace: int,
+    clock: int,
     device: int,
     stream: int,
 ) -> None: ...

@@ -1,0 +1,133 @@
+#include "../weight_stream.h"
+
+#include <pybind11/stl.h>
+
+#include <array>
+#include <vector>
+
+#include "bind.h"
+
+namespace bytebound {
+
+namespace py = pybind11;
+using namespace pybind11::literals;
+
+namespace {
+
+// Rows cross the binding as three pointers and three strides in elements.
+using RowPointers = std::array<Address, 3>;
+using RowStrides = std::array<std::int64_t, 3>;
+
+StreamOp norm(Address x, Address weight, Address out, std::int64_t x_row_stride,
+              std::int64_t out_row_stride, int d, float eps) {
+  StreamOp op = {};
+  op.kind = StreamKind::kNorm;
+  op.norm = {pointer<const float>(x), pointer<const float>(weight), pointer<void>(out),
+             x_row_stride, out_row_stride, d, eps};
+  return op;
+}
+
+StreamOp product(bool dense, Address weight, Address x, Address out, Address residual,
+                 std::int64_t weight_row_stride, std::int64_t x_row_stride,
+                 std::int64_t out_row_stride, std::int64_t residual_row_stride, int n, int k,
+                 int scale_dtype, bool asymmetric, bool float_out, int epilogue, float scale) {
+  StreamOp op = {};
+  op.kind = dense ? StreamKind::kDense : StreamKind::kProduct;
+  op.product = {pointer<const void>(weight),
+                pointer<const void>(x),
+                pointer<void>(out),
+                pointer<const float>(residual),
+                weight_row_stride,
+                x_row_stride,
+                out_row_stride,
+                residual_row_stride,
+                n,
+                k,
+                static_cast<DType>(scale_dtype),
+                asymmetric,
+                float_out,
+                static_cast<MatvecEpilogue>(epilogue),
+                scale};
+  return op;
+}
+
+GdnRows rows_of(const RowPointers& pointers, std::int64_t rows, const RowStrides& strides) {
+  return {pointer<const void>(pointers[0]),
+          pointer<const void>(pointers[1]),
+          pointer<const void>(pointers[2]),
+          rows,
+          strides[0],
+          strides[1],
+          strides[2]};
+}
+
+StreamOp gated_delta(const RowPointers& current, const RowPointers& pending, Address z,
+                     Address out, Address num_accepted, Address conv_weight, Address a_log,
+                     Address dt_bias, Address norm_weight, Address conv_window, Address state,
+                     std::int64_t pending_rows, const RowStrides& row_strides,
+                     const RowStrides& pending_row_strides, std::int64_t z_row_stride,
+                     std::int64_t out_row_stride, std::int64_t h, std::int64_t hv, float eps) {
+  StreamOp op = {};
+  op.kind = StreamKind::kGatedDelta;
+  op.delta = {rows_of(current, 0, row_strides),
+              pointer<const void>(z),
+              pointer<void>(out),
+              z_row_stride,
+              out_row_stride,
+              rows_of(pending, pending_rows, pending_row_strides),
+              pointer<const std::int32_t>(num_accepted),
+              pointer<const void>(conv_weight),
+              pointer<const float>(a_log),
+              pointer<const float>(dt_bias),
+              pointer<const float>(norm_weight),
+              pointer<void>(conv_window),
+              pointer<float>(state),
+              h,
+              hv,
+              DType::kFloat16,
+              eps,
+              false,
+              true,
+              0};
+  return op;
+}
+
+}  // namespace
+
+void bind_weight_stream(py::module_& m) {
+  py::class_<StreamOp>(m, "StreamOp");
+  m.attr("STREAM_MAX_OPS") = kStreamMaxOps;
+  m.def("stream_norm", &norm, py::kw_only(), "x"_a, "weight"_a, "out"_a, "x_row_stride"_a,
+        "out_row_stride"_a, "d"_a, "eps"_a);
+  m.def("stream_product", &product, py::kw_only(), "dense"_a, "weight"_a, "x"_a, "out"_a,
+        "residual"_a, "weight_row_stride"_a, "x_row_stride"_a, "out_row_stride"_a,
+        "residual_row_stride"_a, "n"_a, "k"_a, "scale_dtype"_a, "asymmetric"_a, "float_out"_a,
+        "epilogue"_a, "scale"_a);
+  m.def("stream_gated_delta", &gated_delta, py::kw_only(), "current"_a, "pending"_a, "z"_a,
+        "out"_a, "num_accepted"_a, "conv_weight"_a, "a_log"_a, "dt_bias"_a, "norm_weight"_a,
+        "conv_window"_a, "state"_a, "pending_rows"_a, "row_strides"_a, "pending_row_strides"_a,
+        "z_row_stride"_a, "out_row_stride"_a, "h"_a, "hv"_a, "eps"_a);
+  m.def("weight_stream_workspace_bytes", &weight_stream_workspace_bytes, "num_sms"_a);
+  m.def("weight_stream_slots", &weight_stream_slots, "rows"_a, "max_d"_a, "asymmetric"_a,
+        "device"_a);
+  m.def(
+      "weight_stream",
+      [](std::vector<StreamOp> ops, int rows, Address workspace, Address clock, int device,
+         Address stream) {
+        for (StreamOp& op : ops) {
+          op.delta.current.rows = rows;
+        }
+        const WeightStreamParams params = {ops.data(),
+                                           static_cast<int>(ops.size()),
+                                           rows,
+                                           pointer<void>(workspace),
+                                           pointer<std::int64_t>(clock),
+                                           device};
+        raise_if_failed(weight_stream(params, stream_of(stream)), "weight_stream",
+                        {{"ops", params.num_ops}, {"R", rows}, {"device", device}});
+      },
+      "ops"_a, py::kw_only(), "rows"_a, "workspace"_a, "clock"_a, "device"_a, "stream"_a,
+      Unlocked());
+}
+
+}  // namespace bytebound

@@ -1,0 +1,89 @@
+// Results that blocks of a running kernel hand each other through the L2 cache.
+//
+// The memory they are written to has every bit set beforehand, and no arithmetic yields such a word
+// or half word (its NaN is 0x7fffffff or 0x7fff). So a value is its own flag: it has arrived when
+// the bits are no longer all set, one trip after it was written, with no fence and no counter.
+// PTX ISA, "Memory Consistency Model": each access here is relaxed at gpu scope, and what depends on
+// a value is only read after it.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace bytebound {
+
+__device__ __forceinline__ uint4 load_relaxed_16(const void* p) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ uint32_t load_relaxed_4(const void* p) {
+  uint32_t v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ uint16_t load_relaxed_2(const void* p) {
+  uint16_t v;
+  asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_relaxed(float* p, float value) {
+  asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(p), "f"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_relaxed(__half* p, __half value) {
+  asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(p), "h"(__half_as_ushort(value))
+               : "memory");
+}
+
+__device__ __forceinline__ void store_relaxed_4(void* p, uint32_t value) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+
+// Whether one of two halves has all bits set. (The test for a zero byte, for half words.)
+__device__ __forceinline__ bool has_absent_half(uint32_t word) {
+  return ((~word - 0x00010001u) & word & 0x80008000u) != 0;
+}
+
+__device__ __forceinline__ bool has_absent_half(const uint4& v) {
+  const uint32_t any = ((~v.x - 0x00010001u) & v.x) | ((~v.y - 0x00010001u) & v.y) |
+                       ((~v.z - 0x00010001u) & v.z) | ((~v.w - 0x00010001u) & v.w);
+  return (any & 0x80008000u) != 0;
+}
+
+// Four floats, when all have arrived.
+__device__ __forceinline__ float4 receive_floats(const float* p) {
+  uint4 v;
+  do {
+    v = load_relaxed_16(p);
+  } while (v.x == ~0u || v.y == ~0u || v.z == ~0u || v.w == ~0u);
+  return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
+                     __uint_as_float(v.w));
+}
+
+// Two halves, when both have arrived.
+__device__ __forceinline__ uint32_t receive_halves(const void* p) {
+  uint32_t v;
+  do {
+    v = load_relaxed_4(p);
+  } while (has_absent_half(v));
+  return v;
+}
+
+// One half.
+__device__ __forceinline__ __half receive_half(const void* p) {
+  uint16_t v;
+  do {
+    v = load_relaxed_2(p);
+  } while (v == 0xffffu);
+  return __ushort_as_half(v);
+}
+
+}  // namespace bytebound

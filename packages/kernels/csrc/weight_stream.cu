@@ -1,0 +1,377 @@
+// The weight stream: one block for each multiprocessor walks the ops of several layers.
+//
+//   warp      ring of its own weights, always full   (cuda/weight_ring.cuh)
+//   norm      every block, into its shared memory    (cuda/stream_norm.cuh)
+//   product   as w4_matvec, block = team             (cuda/stream_product.cuh)
+//   delta     as gdn_step, cluster = team            (cuda/stream_delta.cuh)
+//
+// Between ops there is no barrier of the grid: results carry their own flag (cuda/handed.cuh).
+#include "weight_stream.h"
+
+#include <algorithm>
+
+#include "cuda/dense.cuh"
+#include "cuda/dependent.cuh"
+#include "cuda/device_guard.h"
+#include "cuda/launch.h"
+#include "cuda/stream_delta.cuh"
+#include "cuda/stream_norm.cuh"
+#include "cuda/stream_product.cuh"
+#include "cuda/stream_program.cuh"
+#include "cuda/weight_ring.cuh"
+
+namespace bytebound {
+namespace {
+
+constexpr int kStamps = 4;
+constexpr int kNormedPad = 8;  // halves between rows: other banks for each
+
+__device__ __forceinline__ void stamp(const StreamProgram& program, int i_op, int i_stamp) {
+  if (program.p_clock != nullptr && threadIdx.x == 0) {
+    std::int64_t now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    program.p_clock[(i_op * kStamps + i_stamp) * gridDim.x + blockIdx.x] = now;
+  }
+}
+
+// Not threadIdx.x: what an op derives from it would be kept in registers through all the others.
+__device__ __forceinline__ int thread_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
+
+// Where a thread finds what is its warp's or its team's in shared memory.
+template <bool kAsymmetric>
+struct Place {
+  const StreamProgram& program;
+  unsigned char* p_shared;
+  int i_thread;
+
+  __device__ __forceinline__ int lane() const { return i_thread % kWarp; }
+  __device__ __forceinline__ int warp() const { return i_thread / kWarp; }
+  __device__ __forceinline__ std::uint64_t* barriers() const {
+    return reinterpret_cast<std::uint64_t*>(p_shared + program.barriers);
+  }
+  __device__ __forceinline__ RingPlace ring() const {
+    constexpr int kSlotBytes = WeightRing<kAsymmetric>::kSlotBytes;
+    std::uint64_t* p_full = barriers() + 2 * kTeams;
+    return {p_shared + warp() * program.num_slots * kSlotBytes, p_full + warp() * kMostSlots,
+            reinterpret_cast<RingCursor*>(p_full + kStreamWarps * kMostSlots) + warp(),
+            static_cast<int>(blockIdx.x) * kStreamWarps + warp(), lane()};
+  }
+  __device__ __forceinline__ Team team() const {
+    const int index = warp() / kMatvecWarps;
+    std::uint64_t* p_ready = barriers() + 2 * index;
+    return {index,  static_cast<int>(blockIdx.x) * kTeams + index,
+            warp() % kMatvecWarps, i_thread % kTeamThreads, lane(), p_ready, p_ready + 1};
+  }
+  __device__ __forceinline__ __half* normed() const {
+    return reinterpret_cast<__half*>(p_shared + program.normed);
+  }
+  __device__ __forceinline__ float* squares() const {
+    return reinterpret_cast<float*>(p_shared + program.squares);
+  }
+  __device__ __forceinline__ void* parts() const {
+    return p_shared + program.parts[warp() / kMatvecWarps];
+  }
+};
+
+template <bool kAsymmetric>
+__global__ void __launch_bounds__(kStreamThreads, 1)
+    weight_stream_kernel(const __grid_constant__ StreamProgram program) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  WeightRing<kAsymmetric> ring;
+  {
+    const Place<kAsymmetric> place{program, shared_bytes, thread_index()};
+    if (place.i_thread == 0) {
+      for (int i = 0; i < 2 * kTeams; ++i) {
+        open_barrier(place.barriers() + i, kMatvecWarps);
+      }
+    }
+    ring.open(program, place.ring());
+  }
+  __syncthreads();
+  allow_next_kernel();
+  wait_for_previous_kernel();
+
+  const int num_rows = program.num_rows;
+  const int sent_slot = gridDim.x * kTeams * (kItemRows / 2) * kMatvecRows;
+  unsigned num_products = 0;
+#pragma unroll 1
+  for (int i_op = 0; i_op < program.num_ops; ++i_op) {
+    const StreamTask& op = program.ops[i_op];
+    float2* p_sent = program.p_sent + (i_op % kStreamSentSlots) * sent_slot;
+    const Place<kAsymmetric> place{program, shared_bytes, thread_index()};
+    stamp(program, i_op, 0);
+    switch (op.kind) {
+      case StreamKind::kNorm:
+        stream_norm(op.norm, num_rows, program.normed_stride, place.normed(), place.squares(),
+                    place.i_thread);
+        break;
+      case StreamKind::kProduct: {
+        const ProductTask& task = op.product;
+        using Items = RingItems<kAsymmetric>;
+        const Items items{program, ring, place.ring(), task.bfloat16_scales};
+        stream_product(
+            task, num_rows, items,
+            [&](int i_group, typename Items::X& x) {
+              if (task.p_x == nullptr) {
+                x.load(place.normed() + i_group * kGroup, program.normed_stride, num_rows,
+                       place.lane());
+              } else {
+                receive_tile(task.p_x + i_group * kGroup, task.x_row_stride, num_rows,
+                             place.lane(), x);
+              }
+            },
+            place.team(), num_products, static_cast<float2*>(place.parts()), p_sent);
+        ++num_products;
+        break;
+      }
+      case StreamKind::kDense: {
+        const ProductTask& task = op.product;
+        using Items = DenseWeights<__half, kGroup>;
+        typename Items::Source source = {};
+        source.p_lower = reinterpret_cast<const __half*>(task.p_weight);
+        source.p_upper = source.p_lower;
+        source.lower_stride = task.weight_row_stride;
+        source.upper_stride = task.weight_row_stride;
+        source.n = task.output.n;
+        source.item_rows = Items::kRows;
+        const int i_first = static_cast<int>(blockIdx.x) * kStreamWarps + place.warp();
+        Items items(source, task.num_groups, task.shares.start(i_first),
+                    task.shares.start(i_first + 1), place.lane());
+        items.load_first();
+        stream_product<Items>(
+            task, num_rows, items,
+            [&](int i_group, typename Items::X& x) {
+              x.load(place.normed() + i_group * kGroup, program.normed_stride, num_rows,
+                     place.lane());
+            },
+            place.team(), num_products, static_cast<float2*>(place.parts()), p_sent);
+        ++num_products;
+        break;
+      }
+      case StreamKind::kGatedDelta:
+        stream_delta(op.delta, num_rows, place.team(), static_cast<float*>(place.parts()));
+        break;
+    }
+    stamp(program, i_op, 3);
+  }
+#endif
+}
+
+struct SharedPlan {
+  int bytes;
+  int normed;
+  int squares;
+  int parts[kTeams];
+  int barriers;
+};
+
+int slot_bytes(bool asymmetric) {
+  return asymmetric ? WeightRing<true>::kSlotBytes : WeightRing<false>::kSlotBytes;
+}
+
+int round_up(int value, int unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+// max_d: of the norms; 0 without. delta_rows: pending and current rows, 0 without a delta op.
+SharedPlan plan_shared(int num_slots, int rows, int max_d, int delta_rows, bool asymmetric) {
+  SharedPlan plan;
+  plan.normed = num_slots * kStreamWarps * slot_bytes(asymmetric);
+  plan.squares = plan.normed + round_up(rows * (max_d + kNormedPad) * 2, 16);
+  plan.parts[0] = plan.squares + rows * kWarp * 4;
+  const int parts = 2 * kMatvecWarps * (kItemRows / 2) * rows * static_cast<int>(sizeof(float2));
+  plan.parts[1] = plan.parts[0] + parts;
+  plan.barriers =
+      plan.parts[1] + round_up(std::max(parts, delta_shared_floats(delta_rows) * 4), 16);
+  plan.bytes = plan.barriers + (2 * kTeams + kStreamWarps * kMostSlots) * 8 +
+               kStreamWarps * static_cast<int>(sizeof(RingCursor));
+  return plan;
+}
+
+// The deepest ring that fits beside the rest; 0 where none does.
+int most_slots(int rows, int max_d, int delta_rows, bool asymmetric, int device) {
+  int limit = 0;
+  if (cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) !=
+      cudaSuccess) {
+    return 0;
+  }
+  int slots = kMostSlots;
+  while (slots > 0 && plan_shared(slots, rows, max_d, delta_rows, asymmetric).bytes > limit) {
+    --slots;
+  }
+  return slots;
+}
+
+DeltaRows rows_of(const GdnRows& rows) {
+  return {static_cast<const __half*>(rows.qkv),
+          static_cast<const __half*>(rows.a),
+          static_cast<const __half*>(rows.b),
+          rows.qkv_row_stride,
+          rows.a_row_stride,
+          rows.b_row_stride};
+}
+
+Shares shares_of(std::int64_t items, std::int64_t warps) {
+  const std::int64_t busy = std::min(items, warps);
+  return {static_cast<int>(items), static_cast<int>(items / busy),
+          static_cast<unsigned>((items % busy << 32) / busy), static_cast<int>(busy)};
+}
+
+ProductTask task_of(const StreamProduct& p, bool dense, int num_warps) {
+  const int item_rows = dense ? 16 : kItemRows;
+  const std::int64_t rows = p.epilogue == MatvecEpilogue::kSwiGlu ? 2 * std::int64_t{p.n} : p.n;
+  ProductTask task = {};
+  task.p_weight = static_cast<const unsigned char*>(p.weight);
+  task.p_x = static_cast<const __half*>(p.x);
+  task.weight_row_stride = p.weight_row_stride;
+  task.x_row_stride = p.x_row_stride;
+  task.num_groups = p.k / kGroup;
+  task.shares = shares_of((rows + item_rows - 1) / item_rows * task.num_groups, num_warps);
+  task.bfloat16_scales = p.scale_dtype == DType::kBFloat16;
+  task.output = {p.out,       p.residual, p.out_row_stride, p.residual_row_stride, p.n,
+                 p.float_out, p.epilogue, p.scale};
+  return task;
+}
+
+NormTask task_of(const StreamNorm& p) {
+  return {p.x, p.weight, static_cast<__half*>(p.out), p.x_row_stride, p.out_row_stride,
+          p.d, rms_threads(p.d), p.eps};
+}
+
+DeltaTask task_of(const StreamGatedDelta& p) {
+  return {rows_of(p.current),
+          rows_of(p.pending),
+          static_cast<const __half*>(p.z),
+          static_cast<__half*>(p.out),
+          p.z_row_stride,
+          p.out_row_stride,
+          p.num_accepted,
+          static_cast<const __half*>(p.conv_weight),
+          p.a_log,
+          p.dt_bias,
+          p.norm_weight,
+          static_cast<const __half*>(p.conv_window),
+          p.state,
+          static_cast<int>(p.pending.rows),
+          static_cast<int>(p.h),
+          static_cast<int>(p.hv),
+          static_cast<int>(p.hv / p.h),
+          p.eps};
+}
+
+int num_sms_of(int device) {
+  int count = 0;
+  return cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess
+             ? count
+             : 0;
+}
+
+template <bool kAsymmetric>
+Status run(const WeightStreamParams& params, int num_sms, void* stream) {
+  StreamProgram program = {};
+  program.num_ops = params.num_ops;
+  program.num_rows = params.rows;
+  program.p_sent = static_cast<float2*>(params.workspace);
+  program.p_clock = params.clock;
+  int max_d = 0;
+  int delta_rows = 0;
+  for (int i = 0; i < params.num_ops; ++i) {
+    const StreamOp& op = params.ops[i];
+    StreamTask& task = program.ops[i];
+    task.kind = op.kind;
+    switch (op.kind) {
+      case StreamKind::kNorm:
+        task.norm = task_of(op.norm);
+        max_d = std::max(max_d, op.norm.d);
+        break;
+      case StreamKind::kProduct:
+      case StreamKind::kDense:
+        task.product =
+            task_of(op.product, op.kind == StreamKind::kDense, num_sms * kStreamWarps);
+        break;
+      case StreamKind::kGatedDelta:
+        task.delta = task_of(op.delta);
+        delta_rows = std::max(delta_rows, task.delta.pending_rows + params.rows);
+        break;
+    }
+  }
+  program.num_slots = most_slots(params.rows, max_d, delta_rows, kAsymmetric, params.device);
+  if (program.num_slots == 0) {
+    return kSizeOutOfRange;
+  }
+  const SharedPlan plan =
+      plan_shared(program.num_slots, params.rows, max_d, delta_rows, kAsymmetric);
+  program.normed_stride = max_d + kNormedPad;
+  program.normed = plan.normed;
+  program.squares = plan.squares;
+  program.parts[0] = plan.parts[0];
+  program.parts[1] = plan.parts[1];
+  program.barriers = plan.barriers;
+  LaunchOptions options;
+  options.overlap_previous = true;
+  options.shared_bytes = static_cast<std::size_t>(plan.bytes);
+  return launch_with(options, weight_stream_kernel<kAsymmetric>, dim3(num_sms),
+                     dim3(kStreamThreads), stream, program);
+}
+
+bool is_sound(const StreamOp& op, int rows) {
+  switch (op.kind) {
+    case StreamKind::kNorm:
+      return op.norm.d >= kGroup && op.norm.d % kGroup == 0 && op.norm.d <= 1 << 15;
+    case StreamKind::kProduct:
+    case StreamKind::kDense:
+      return op.product.n >= 1 && op.product.k >= kGroup && op.product.k % kGroup == 0;
+    case StreamKind::kGatedDelta:
+      return op.delta.h >= 1 && op.delta.hv % op.delta.h == 0 && op.delta.current.rows == rows &&
+             op.delta.pending.rows >= 0 && op.delta.pending.rows <= kGdnMaxRows;
+  }
+  return false;
+}
+
+}  // namespace
+
+int weight_stream_slots(int rows, int max_d, bool asymmetric, int device) {
+  int major = 0;
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+      major < 9) {
+    return 0;
+  }
+  return most_slots(rows, max_d, static_cast<int>(kGdnMaxRows) + rows, asymmetric, device);
+}
+
+Status weight_stream(const WeightStreamParams& params, void* stream) {
+  if (params.num_ops < 1 || params.num_ops > kStreamMaxOps || params.rows < 1 ||
+      params.rows > kStreamMaxRows) {
+    return kSizeOutOfRange;
+  }
+  bool asymmetric = false;
+  bool symmetric = false;
+  for (int i = 0; i < params.num_ops; ++i) {
+    const StreamOp& op = params.ops[i];
+    if (!is_sound(op, params.rows)) {
+      return kSizeOutOfRange;
+    }
+    if (op.kind == StreamKind::kProduct) {
+      (op.product.asymmetric ? asymmetric : symmetric) = true;
+    }
+  }
+  if (asymmetric && symmetric) {
+    return kNotInstantiated;
+  }
+  const DeviceGuard guard(params.device);
+  if (guard.status() != cudaSuccess) {
+    return guard.status();
+  }
+  if (device_major() < 9) {
+    return kNotInstantiated;
+  }
+  const int num_sms = num_sms_of(params.device);
+  return asymmetric ? run<true>(params, num_sms, stream) : run<false>(params, num_sms, stream);
+}
+
+}  // namespace bytebound

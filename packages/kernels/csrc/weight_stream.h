@@ -1,0 +1,90 @@
+// Layers of a model as one kernel that never ends between products: weights arrive while the blocks
+// still hand each other the results of the op before.
+#pragma once
+
+#include <cstdint>
+
+#include "dtype.h"
+#include "gdn_step.h"
+#include "matvec.h"
+#include "status.h"
+
+namespace bytebound {
+
+constexpr int kStreamMaxOps = 64;  // of one launch
+constexpr int kStreamMaxRows = kMatvecRows;
+constexpr int kStreamSentSlots = 4;  // ops whose blocks may send each other sums at the same time
+
+enum class StreamKind : int { kNorm = 0, kProduct = 1, kDense = 2, kGatedDelta = 3 };
+
+// Results that another op of the launch reads are "handed over": every bit of their memory is set
+// before the launch, which no result has (NaN is 0x7fff or 0x7fffffff), and the reader waits until
+// it is gone. Rows that come from before the launch need no such mark.
+
+// The rows that the products behind it multiply, until the next norm:
+// fp16(x * rsqrt(mean(x^2) + eps) * (1 + weight)), in shared memory.
+struct StreamNorm {
+  const float* x;            // [R, D], handed over, 16-byte aligned
+  const float* weight;       // [D], 16-byte aligned
+  void* out;                 // [R, D] float16, or null: nobody else wants them
+  std::int64_t x_row_stride;  // in elements
+  std::int64_t out_row_stride;
+  int d;  // a multiple of 128
+  float eps;
+};
+
+// As w4_matvec or dense_matvec, with the same bits. All w4 products of a launch are symmetric, or
+// all are asymmetric.
+struct StreamProduct {
+  const void* weight;          // packed items, or [N, K] float16 of a dense one
+  const void* x;               // [R, K] float16, handed over; null: the rows of the last norm
+  void* out;                   // [R, N] float16 or float32
+  const float* residual;       // [R, N], complete when the op begins, for kAddResidual
+  std::int64_t weight_row_stride;  // of a dense matrix, in elements
+  std::int64_t x_row_stride;   // in elements
+  std::int64_t out_row_stride;
+  std::int64_t residual_row_stride;
+  int n;
+  int k;
+  DType scale_dtype;
+  bool asymmetric;
+  bool float_out;
+  MatvecEpilogue epilogue;
+  float scale;
+};
+
+// As gdn_step without commit and with state_settled, with the same bits; current rows are handed
+// over. It leaves the conv window as it is: gdn_keep moves it on.
+using StreamGatedDelta = GdnStepParams;
+
+struct StreamOp {
+  StreamKind kind;
+  StreamNorm norm;
+  StreamProduct product;  // kProduct and kDense
+  StreamGatedDelta delta;
+};
+
+struct WeightStreamParams {
+  const StreamOp* ops;  // in host memory
+  int num_ops;          // 1 to kStreamMaxOps
+  int rows;             // R, 1 to 8
+  void* workspace;      // weight_stream_workspace_bytes(), every bit set before the first launch
+  std::int64_t* clock;  // null, or [num_ops][4][blocks]: nanoseconds at which a block's first warp
+                        // began an op, had its input, was done with its items, had handed over
+  int device;
+};
+
+constexpr std::int64_t weight_stream_workspace_bytes(int num_sms) {
+  return kStreamSentSlots * matvec_workspace_bytes(2 * num_sms);
+}
+
+// Runs the ops in order, on one block for each multiprocessor. Enqueues one kernel and returns: no
+// allocation, no synchronisation, legal under stream capture. Needs sm_90 or later, and the whole
+// device: a block waits for the others.
+Status weight_stream(const WeightStreamParams& params, void* stream);
+
+// Whether the current device can run it with that many rows, and how many items of weights each
+// warp then has under way (0: it cannot).
+int weight_stream_slots(int rows, int max_d, bool asymmetric, int device);
+
+}  // namespace bytebound

@@ -1,0 +1,133 @@
+"""The checked front of the kernel that moves conv windows and pending rows on (csrc/gdn_keep.h)."""
+
+from typing import Any
+
+from bytebound_kernels import _native
+from bytebound_kernels._check import common_device, no_overlap, packed_view
+from bytebound_kernels._device import require_cuda
+from bytebound_kernels._stream import stream_handle
+from bytebound_kernels._tensor import TensorView, view
+from bytebound_kernels.errors import UnsupportedLayoutError, UnsupportedShapeError
+
+__all__ = ["gdn_keep"]
+
+_OP = "gdn_keep"
+_DTYPES = ("float16", "bfloat16")
+_MAX_ROWS = 8
+_PAIR_BYTES = 4  # the kernel moves two elements at once
+
+
+def gdn_keep(
+    projected: Any,
+    gates: Any,
+    *,
+    pending_qkv: Any,
+    pending_gates: Any,
+    windows: Any,
+    num_accepted: Any,
+    stream: Any = None,
+) -> None:
+    """Take the accepted pending rows into the conv windows, then make this pass's rows pending.
+
+    For each layer and channel:
+        window <- the last 3 of (window, the first num_accepted pending rows)
+        pending[r] <- projected[r], r < R
+
+    The recurrent states have taken in the accepted rows already: ``weight_stream`` does that, as
+    ``gdn_step`` does, which moves its window itself.
+
+    Args:
+        projected: [R, L, C] of this pass, R from 1 to 8, float16 or bfloat16: the channels before
+            the convolution. As with the other tensors of rows, the elements of a row of a layer are
+            adjacent and rows and layers lie at any distance, all multiples of 4 bytes.
+        gates: [R, L, 2 HV] of this pass.
+        pending_qkv: [8, L, C], written in its first R rows.
+        pending_gates: [8, L, 2 HV], likewise.
+        windows: [L, C, 3] contiguous, oldest input first, written.
+        num_accepted: int32 of one element, on the device.
+        stream: a stream handle as an integer, or a PyTorch or CuPy stream. None: the stream that is
+            current in the framework of projected.
+
+    Raises:
+        CudaUnavailableError: CUDA cannot be used here; the message says why.
+        UnsupportedTensorError: an argument is no tensor.
+        UnsupportedDtypeError: a dtype has no kernel, or two do not fit.
+        UnsupportedShapeError: a shape does not fit.
+        UnsupportedLayoutError: strides, alignment, or tensors that overlap.
+        UnsupportedDeviceError: host memory, or more than one device.
+        CudaError: the launch failed.
+
+    Numerics: bits are moved, nothing is computed.
+
+    Source: csrc/gdn_keep.cu.
+    """
+    projected_view = view(_OP, "projected", projected, _DTYPES)
+    dtype = projected_view.dtype
+    if len(projected_view.shape) != 3 or not 1 <= projected_view.shape[0] <= _MAX_ROWS:
+        raise UnsupportedShapeError(
+            f"{_OP}: projected has shape {projected_view.shape}; expected [R, L, C] with R from 1 "
+            f"to {_MAX_ROWS}"
+        )
+    rows, layers, channels = projected_view.shape
+    gates_view = view(_OP, "gates", gates, (dtype,))
+    if gates_view.shape[:2] != (rows, layers) or len(gates_view.shape) != 3:
+        raise UnsupportedShapeError(
+            f"{_OP}: gates has shape {gates_view.shape}; expected ({rows}, {layers}, any)"
+        )
+    gate_channels = gates_view.shape[2]
+    kept = view(_OP, "pending_qkv", pending_qkv, (dtype,))
+    kept_gates = view(_OP, "pending_gates", pending_gates, (dtype,))
+    for tensor, width in ((kept, channels), (kept_gates, gate_channels)):
+        if tensor.shape != (_MAX_ROWS, layers, width):
+            raise UnsupportedShapeError(
+                f"{_OP}: {tensor.name} has shape {tensor.shape}; expected "
+                f"({_MAX_ROWS}, {layers}, {width})"
+            )
+    window = packed_view(_OP, "windows", windows, dtype, (layers, channels, 3))
+    accepted = packed_view(_OP, "num_accepted", num_accepted, "int32", (1,))
+    if channels % 2 or gate_channels % 2 or not gate_channels:
+        raise UnsupportedShapeError(
+            f"{_OP}: got {channels} channels and {gate_channels} gates; expected even numbers"
+        )
+    strides = [_distances(tensor) for tensor in (projected_view, gates_view, kept, kept_gates)]
+    for written in (kept, kept_gates, window):
+        for other in (projected_view, gates_view, accepted, kept, kept_gates, window):
+            if other is not written:
+                # Pending rows and gates may be parts of one wider tensor; the rest is apart.
+                no_overlap(_OP, written, other)
+
+    require_cuda(_OP)
+    device = common_device(
+        _OP, projected_view, gates_view, kept, kept_gates, window, accepted
+    )
+    require_cuda(_OP, device)
+    _native.gdn_keep(
+        projected_view.pointer,
+        gates_view.pointer,
+        kept.pointer,
+        kept_gates.pointer,
+        window.pointer,
+        accepted.pointer,
+        projected_strides=strides[0],
+        gates_strides=strides[1],
+        pending_strides=strides[2],
+        pending_gates_strides=strides[3],
+        layers=layers,
+        channels=channels,
+        gate_channels=gate_channels,
+        rows=rows,
+        device=device,
+        stream=stream_handle(_OP, stream, projected, device),
+    )
+
+
+def _distances(tensor: TensorView) -> tuple[int, int]:
+    """From row to row and from layer to layer, in elements."""
+    row, layer, element = tensor.strides
+    even = not any(stride * tensor.itemsize % _PAIR_BYTES for stride in (row, layer))
+    if element != 1 or tensor.pointer % _PAIR_BYTES or not even or min(row, layer) < 0:
+        raise UnsupportedLayoutError(
+            f"{_OP}: {tensor.name} starts at {tensor.pointer:#x} with strides {tensor.strides}; "
+            f"expected adjacent elements, and all else at multiples of {_PAIR_BYTES} bytes"
+        )
+    return row, layer

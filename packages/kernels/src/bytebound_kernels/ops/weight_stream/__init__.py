@@ -1,0 +1,21 @@
+"""Layers of a model as one kernel that never stops reading weights."""
+
+from bytebound_kernels.ops.weight_stream.op import (
+    StreamGatedDelta,
+    StreamNorm,
+    StreamOp,
+    StreamProduct,
+    weight_stream,
+    weight_stream_slots,
+    weight_stream_workspace_bytes,
+)
+
+__all__ = [
+    "StreamGatedDelta",
+    "StreamNorm",
+    "StreamOp",
+    "StreamProduct",
+    "weight_stream",
+    "weight_stream_slots",
+    "weight_stream_workspace_bytes",
+]
