@@ -38,6 +38,7 @@ SHORT, LONG = 1024, 32 * 1024
 VERIFY_ROWS = (1, 2, 3, 5, 8)
 DEPTHS = (1, 2, 3, 4, 5, 6, 7)
 TURNS = 30
+NOTE = "Random weights: right for speed, not for quality or acceptance."
 
 
 class ForcedCycle(Cycle):
@@ -114,13 +115,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
 
     def record(name: str, unit: str, better: str, values: list[float], **more: Any) -> None:
-        metrics[name] = {
-            "unit": unit,
-            "better": better,
-            "median": statistics.median(values),
-            "samples": values,
-            "case": {**case, **more},
-        }
+        metrics[name] = metric(unit, better, values, {**case, **more})
 
     forms = {f"pass_rows{rows}_1k.ms": Form(Choice(rows - 1)) for rows in VERIFY_ROWS}
     forms |= {
@@ -203,8 +198,24 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def metric(unit: str, better: str, samples: list[float], case: dict[str, Any]) -> dict[str, Any]:
+    """One metric of a result file."""
+    return {
+        "unit": unit,
+        "better": better,
+        "median": statistics.median(samples),
+        "samples": samples,
+        "case": case,
+    }
+
+
 def write(
-    path: Path, script: str, metrics: dict[str, Any], commit: str | None, argv: list[str] | None
+    path: Path,
+    script: str,
+    metrics: dict[str, Any],
+    commit: str | None,
+    argv: list[str] | None,
+    note: str = NOTE,
 ) -> None:
     """Write the result file and print the medians."""
     content = {
@@ -216,13 +227,13 @@ def write(
         },
         "commit": commit or _commit(),
         "command": f"python bench/{script}.py {_arguments(argv or sys.argv[1:])}",
-        "note": "Random weights: right for speed, not for quality or acceptance.",
+        "note": note,
         "metrics": metrics,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    for name, metric in metrics.items():
-        print(f"{name:32} {metric['median']:10.3f} {metric['unit']}")
+    for name, one in metrics.items():
+        print(f"{name:32} {one['median']:10.3f} {one['unit']}")
 
 
 def _arguments(argv: list[str]) -> str:

@@ -7,7 +7,6 @@ and say nothing of quality.
 """
 
 import argparse
-import statistics
 import sys
 import time
 import warnings
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from bytebound import Engine, SamplingParams
 from bytebound.cuda.executor import CudaExecutor
-from decode import some_prompt, write
+from decode import metric, some_prompt, write
 
 LENGTHS = {"512": 512, "1k": 1024, "2k": 2048, "8k": 8192, "32k": 32768}
 
@@ -36,7 +35,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.chunk and isinstance(engine.executor, CudaExecutor):
         engine.executor.prefill_chunk = arguments.chunk
     case = {"model": arguments.model, "chunk": getattr(engine.executor, "prefill_chunk", 0)}
-    metrics = {"load.s": _metric("s", "lower", [load], case)}
+    metrics = {"load.s": metric("s", "lower", [load], case)}
     for name, length in LENGTHS.items():
         prompt, samples = some_prompt(length), list[float]()
         for turn in range(arguments.samples + 1):
@@ -47,26 +46,16 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 raise RuntimeError("a prompt was found in the cache")
             if turn > 0:
                 samples.append(stats.prompt_tokens / stats.prefill_s)
-        metrics[f"prompt_{name}.tok_s"] = _metric(
+        metrics[f"prompt_{name}.tok_s"] = metric(
             "tok/s", "higher", samples, {**case, "prompt_tokens": length}
         )
     free, total = torch.cuda.mem_get_info()
     peak = [torch.cuda.max_memory_reserved() / 2**30]
     plan = engine.memory_plan.total / 2**30 if engine.memory_plan else 0.0
-    metrics["peak_reserved.gib"] = _metric("GiB", "lower", peak, {**case, "plan_gib": plan})
+    metrics["peak_reserved.gib"] = metric("GiB", "lower", peak, {**case, "plan_gib": plan})
     used = [(total - free) / 2**30]
-    metrics["device_used.gib"] = _metric("GiB", "lower", used, {**case, "plan_gib": plan})
+    metrics["device_used.gib"] = metric("GiB", "lower", used, {**case, "plan_gib": plan})
     return metrics
-
-
-def _metric(unit: str, better: str, samples: list[float], case: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "unit": unit,
-        "better": better,
-        "median": statistics.median(samples),
-        "samples": samples,
-        "case": case,
-    }
 
 
 def main(argv: list[str] | None = None) -> int:
