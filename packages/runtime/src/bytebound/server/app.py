@@ -30,10 +30,36 @@ from bytebound.server.settings import ServerSettings
 from bytebound.server.worker import log_bug
 
 GONE = 499
-FAILURES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "The request is refused; the message names the field."},
-    "5XX": {"description": "The request failed, or the server is not ready."},
-}
+_TEXT, _TEXT_OR_NULL = {"type": "string"}, {"type": ["string", "null"]}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    """The schema of an object that has all of ``properties``."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _failures(envelope: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    content = {"application/json": {"schema": envelope}}
+    return {
+        "4XX": {
+            "description": "The request is refused; the message names the field.",
+            "content": content,
+        },
+        "5XX": {
+            "description": "The request failed, or the server is not ready.",
+            "content": content,
+        },
+    }
+
+
+FAILURES = _failures(
+    _object(
+        error=_object(message=_TEXT, type=_TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL),
+    )
+)
+ANTHROPIC_FAILURES = _failures(
+    _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT))
+)
 ANTHROPIC_PATHS = "/v1/messages"
 LONGEST_INPUT = 60
 # A reply is one object, or events where the request asks for a stream.
@@ -78,7 +104,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         counted.labels(endpoint, str(response.status_code)).inc()
         return response
 
-    @app.get("/health")
+    @app.get("/health", responses={503: {"description": "Not warm yet, or lost."}})
     async def health() -> Response:
         """200 once the engine is warm, 503 before and after it is lost."""
         ready, facts = service.state()
@@ -122,12 +148,12 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         _check_model(service, body.model)
         return await run("/v1/completions", complete(service, body, request))
 
-    @app.post("/v1/messages", responses=REPLIES)
+    @app.post("/v1/messages", responses=REPLIES | ANTHROPIC_FAILURES)
     async def messages(body: MessagesBody, request: Request) -> Response:
         """A turn of a conversation, in Anthropic's form."""
         return await run("/v1/messages", create_message(service, body, request))
 
-    @app.post("/v1/messages/count_tokens")
+    @app.post("/v1/messages/count_tokens", responses=ANTHROPIC_FAILURES)
     async def messages_count(body: CountBody) -> Response:
         """How many tokens the prompt of such a turn has."""
         return await run("/v1/messages/count_tokens", count_tokens(service, body))
