@@ -1,13 +1,11 @@
 """The gate fails a slowed copy, passes an equal one, and passes noise."""
 
 import dataclasses
-import math
 import random
 
 import pytest
 from bytebound_evals.errors import IncomparableError
 from bytebound_evals.gate.compare import Comparison, compare, merged, parse_waivers
-from bytebound_evals.gate.noise import LEAST_SPREADS, change, noise_spreads
 from bytebound_evals.gate.tables import markdown
 from bytebound_evals.results import Metric, Result
 
@@ -56,12 +54,6 @@ def test_one_slowed_metric_is_enough_and_time_counts_the_other_way() -> None:
     assert not compare(slowed, noisy(1)).failed
 
 
-@pytest.mark.parametrize("spread", [0.01, 0.05, 0.2])
-def test_noise_alone_passes(spread: float) -> None:
-    failed = sum(compare(noisy(2 * i, spread), noisy(2 * i + 1, spread)).failed for i in range(60))
-    assert failed <= 3  # one in twenty is what the interval allows, over all metrics together
-
-
 STEADY = [100, 101, 99, 100.5, 99.5]
 OUTLIERS = {
     "head": (STEADY, [50, 50.5, 49.5, 50, 102]),
@@ -86,38 +78,9 @@ def test_an_outlier_does_not_hide_a_slowdown(
     assert verdicts(compare(after, before))["a.tok_s"] == "faster"
 
 
-@pytest.mark.parametrize(("metrics", "runs"), [(1, 300), (120, 8)])
-def test_noise_does_not_put_medians_many_spreads_apart(metrics: int, runs: int) -> None:
-    draw = random.Random(metrics)
-
-    def some() -> Result:
-        return result(
-            {
-                f"m{i}.tok_s": metric(*(draw.gauss(100, 20) for _ in range(5)))
-                for i in range(metrics)
-            }
-        )
-
-    apart = 0
-    for _ in range(runs):
-        changes = [row.change for row in compare(some(), some()).rows if row.change is not None]
-        assert len(changes) == metrics
-        apart += any(one.spreads > one.noise_spreads for one in changes)
-    assert apart <= max(1, 0.05 * runs)
-
-
-def test_the_distance_in_spreads() -> None:
-    moved = change([9.0, 10.0, 11.0, 10.0, 8.0], [20.0, 22.0, 18.0, 20.0, 90.0])
-    assert moved.spreads == pytest.approx(10 / (1.4826 * (1 + 2)))
-    assert moved.noise_spreads == noise_spreads(5, 5, 1) == LEAST_SPREADS
-    assert 5 < noise_spreads(5, 5, 120) < 7
-    assert noise_spreads(10, 10, 120) == noise_spreads(500, 500, 1) == LEAST_SPREADS
-    assert noise_spreads(1, 1, 1) == math.inf
-
-
 def test_a_change_within_the_tolerance_passes_however_sure_it_is() -> None:
     base = result({"a.tok_s": metric(*[100.0] * 5, tol_pct=3.0)})
-    for factor, verdict in ((0.975, "ok"), (0.96, "SLOWER"), (1.025, "ok"), (1.05, "faster")):
+    for factor, verdict in ((0.97, "ok"), (0.96, "SLOWER"), (1.03, "ok"), (1.05, "faster")):
         head = scaled(base, lambda name, i, factor=factor: factor)
         assert verdicts(compare(base, head)) == {"a.tok_s": verdict}
 
@@ -294,20 +257,6 @@ def test_a_wider_tolerance_for_a_stored_baseline() -> None:
     head = result({"a.tok_s": metric(*[95.0] * 5, tol_pct=3.0)})
     assert compare(base, head).failed
     assert not compare(base, head, widen=2).failed
-
-
-def test_the_interval_of_a_ratio() -> None:
-    equal = change([1.0, 1.1, 1.2, 1.3, 1.4], [1.0, 1.1, 1.2, 1.3, 1.4])
-    assert equal.ratio == 1
-    assert equal.low < 1 < equal.high
-    assert equal == change([1.0, 1.1, 1.2, 1.3, 1.4], [1.0, 1.1, 1.2, 1.3, 1.4])
-    assert not equal.is_significant
-    apart = change([1.0, 1.1, 1.2, 1.3, 1.4], [2.0, 2.1, 2.2, 2.3, 2.4], comparisons=100)
-    assert apart.is_significant
-    assert apart.low == pytest.approx(2.0 / 1.4)
-    assert apart.high == pytest.approx(2.4 / 1.0)
-    single = change([2.0], [3.0])
-    assert (single.ratio, single.low, single.high) == (1.5, 1.5, 1.5)
 
 
 def test_the_tables_text_cannot_break_out() -> None:

@@ -62,11 +62,10 @@ def gate(
 ) -> int:
     """Compare results of one machine: exit code 1 if any metric got worse.
 
-    Worse means beyond its tolerance and beyond noise: the bootstrap interval of the ratio of
-    medians (95 % over all metrics together) excludes 1, or the medians lie more than 3 robust
-    spreads apart (more with few samples), so that one outlier hides nothing. A metric whose
-    tolerance is 0 must not get worse at all. Another card, driver or case is wrong use: exit code
-    2.
+    Worse means beyond its tolerance and beyond noise: a t test of the means, which over all metrics
+    together is wrong once in 200 runs, or medians more than 20 robust spreads apart, so that an
+    outlier hides no large change. A metric whose tolerance is 0 must not get worse at all. Another
+    card, driver or case is wrong use: exit code 2.
     """
     from bytebound.cli.output import emit, emit_json
 

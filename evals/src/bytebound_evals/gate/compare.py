@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bytebound_evals.errors import IncomparableError
-from bytebound_evals.gate.noise import Change, change
+from bytebound_evals.gate.noise import Change, Pair, certain_change, changes
 from bytebound_evals.results import Metric, Result
 
 CONDITIONS = ("gpu", "cpu", "driver", "power_limit_w", "threads")
@@ -23,6 +23,8 @@ DEFAULT_TOLERANCE_PCT = {"tok/s": 3.0, "GB/s": 3.0, "%": 3.0, "ms": 5.0, "us": 5
 OTHER_TOLERANCE_PCT = 1.0
 LEAST_CHANGE = 1e-12
 """In the metric's own unit: medians closer than this are equal but for rounding."""
+ROUNDING = 1e-9
+"""Relative: a change of just the tolerance is within it."""
 SPEED_UNITS = frozenset(DEFAULT_TOLERANCE_PCT)
 ACCEPTANCE_FIELDS = frozenset({"accepted_per_step", "acceptance", "accept_len"})
 FAILING = frozenset({"SLOWER", "WORSE", "NOT EXACT", "MISSING"})
@@ -144,9 +146,9 @@ def compare(
     unknown = sorted(waived.keys() - set(names))
     if unknown:
         raise IncomparableError(f"a waiver names {unknown[0]}, which is no metric here")
+    moved = _changes(base, head, widen)
     rows = tuple(
-        _row(name, base.metrics.get(name), head, waived, widen, comparisons=len(names))
-        for name in names
+        _row(name, base.metrics.get(name), head, waived, widen, moved.get(name)) for name in names
     )
     remarks = tuple(
         f"{field}: {base.machine.get(field)} in the baseline, {head.machine.get(field)} in head"
@@ -156,13 +158,31 @@ def compare(
     return Comparison(rows, remarks)
 
 
+def _changes(base: Result, head: Result, widen: float) -> dict[str, Change]:
+    """Of every metric of both sides, but those whose baseline is 0; exact ones have no noise."""
+    found, judged = {}, {}
+    for name, before in base.metrics.items():
+        after = head.metrics.get(name)
+        if after is None:
+            continue
+        _same_case(name, before, after)
+        if not before.median:
+            continue
+        tolerance = tolerance_pct(before) * widen
+        if tolerance:
+            judged[name] = Pair(before.samples, after.samples, tolerance / 100)
+        else:
+            found[name] = certain_change(before.samples, after.samples)
+    return found | dict(zip(judged, changes(list(judged.values())), strict=True))
+
+
 def _row(
     name: str,
     base: Metric | None,
     result: Result,
     waivers: Mapping[str, str],
     widen: float,
-    comparisons: int,
+    moved: Change | None,
 ) -> Row:
     head = result.metrics.get(name)
     some = base or head
@@ -170,15 +190,11 @@ def _row(
         raise ValueError(f"{name} is on neither side")
     tolerance = tolerance_pct(some) * widen
     limit = result.metrics.get(f"{name.rpartition('.')[0]}.percent_of_limit")
-    moved: Change | None = None
     if base is None:
         verdict = "new"
     elif head is None:
         verdict = "MISSING"
     else:
-        _same_case(name, base, head)
-        if base.median:
-            moved = change(base.samples, head.samples, comparisons=comparisons)
         verdict = verdict_of(base, head, moved, tolerance)
     reason = ""
     if verdict in FAILING and name in waivers:
@@ -221,7 +237,7 @@ def verdict_of(base: Metric, head: Metric, moved: Change | None, tol_pct: float)
         return "better" if (head.median > 0) == (base.better == "higher") else "WORSE"
     speed = base.unit in SPEED_UNITS
     gain_pct = 100 * (moved.ratio - 1) * (1 if base.better == "higher" else -1)
-    if abs(gain_pct) <= tol_pct:
+    if abs(gain_pct) <= tol_pct * (1 + ROUNDING):
         return "ok"
     if not moved.is_significant:
         return "noisy"
