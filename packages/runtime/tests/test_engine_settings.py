@@ -14,6 +14,7 @@ import torch
 from bytebound import (
     CudaUnavailableError,
     Engine,
+    Grammar,
     InvalidRequestError,
     InvalidSettingError,
     Proposal,
@@ -312,6 +313,7 @@ EFFECTS: dict[str, list[tuple[dict[str, Any], Any, Any]]] = {
     "ignore_eos": [(ENDING, True, False), ({}, None, True)],
     "min_tokens": [(ENDING, 5, 0), ({}, None, 5)],
     "logprobs": [({}, 2, None)],
+    "grammar": [({}, Grammar.json_object(), None)],
 }
 
 

@@ -12,6 +12,9 @@ from typing import Any
 from bytebound.errors import InvalidRequestError
 from bytebound.json_schema import WHITE_SPACE, checked_schema
 
+LONGEST_LEAD = "\n\n"
+"""White space that may stand before an answer: a blank, or one or two of these newlines."""
+
 _NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
 
 

@@ -4,19 +4,21 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from bytebound.constraint import Constraint, Tags
 from bytebound.errors import InvalidRequestError
-from bytebound.grammar import Grammar
+from bytebound.grammar import LONGEST_LEAD, Grammar
 from bytebound.text.tokenizer import Tokenizer
 
 MOST_KEPT = 64
 MOST_KEPT_CHARS = 1024 * 1024
-# A state takes one or two kilobytes; a schema that needs more is refused, or its answer ends.
+# A state takes one or two kilobytes. A schema that needs more is refused, or its answer ends.
 MOST_STATES = 50_000
+MOST_ITEMS = 10_000  # of a parser's row: an object of 2,000 optional properties
 
 
 class GrammarCompiler:
@@ -58,6 +60,8 @@ class GrammarCompiler:
         return Constraint(matcher, self._vocab_size, end_ids, self._tags, phase, calls=calls)
 
     def _compiled(self, grammar: Grammar) -> LLMatcher:
+        if grammar.calls:
+            self._compiled(replace(grammar, calls=()))  # the schema has an answer of its own
         rules = grammar.rules(self._tags.call_open, self._tags.call_close)
         matcher = self._kept.pop(rules, None)
         if matcher is None:
@@ -72,12 +76,17 @@ class GrammarCompiler:
     def _compile(self, rules: str) -> LLMatcher:
         if self._vocabulary is None:
             self._vocabulary = self._read_vocabulary()
-        limits = LLParserLimits(max_lexer_states=MOST_STATES, verbose_errors=False)
+        limits = LLParserLimits(
+            max_lexer_states=MOST_STATES, max_items_in_row=MOST_ITEMS, verbose_errors=False
+        )
         source = LLMatcher.grammar_from_lark(rules)
         matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
-        nothing = not matcher.is_error() and not any(matcher.compute_bitmask())
-        if matcher.is_error() or nothing:
-            raise InvalidRequestError(f"schema: {_reason(matcher.get_error())}")
+        start = matcher.deep_copy()
+        if not start.is_error():
+            start.consume_tokens(self._tokenizer.encode(LONGEST_LEAD))
+            possible = not start.is_error() and any(start.compute_bitmask())
+        if start.is_error() or not possible:
+            raise InvalidRequestError(f"schema: {_reason(start.get_error())}")
         return matcher
 
     def _read_vocabulary(self) -> LLTokenizer:
@@ -127,4 +136,6 @@ def _reason(error: str) -> str:
     lines = [line.strip() for line in error.splitlines()]
     kept = [line for line in lines if line and line[0] not in "<^" and "|" not in line]
     text = re.sub(r"^at \d+\(\d+\): |failed to compile JSON schema: ", "", " ".join(kept))
-    return f"it cannot be enforced: {text[:300] or 'no value is valid'}; change the schema"
+    if not text or text.startswith("NoExtension"):
+        text = "no value is valid"
+    return f"it cannot be enforced: {text[:300]}; change the schema"

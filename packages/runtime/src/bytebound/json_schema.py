@@ -7,7 +7,7 @@ so is a word that nobody knows: an answer that passes is valid.
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, NoReturn
 
 from bytebound.errors import InvalidRequestError
@@ -117,13 +117,9 @@ def _check_assertion(
     if word == "$ref" and not (isinstance(value, str) and (value == "#" or value[:2] == "#/")):
         _refuse(f"{place}/$ref", f"got {value!r}, expected a place in this schema, as '#/$defs/a'")
     if word == "multipleOf":
-        try:
-            multiple = Decimal(str(value))
-        except InvalidOperation:
-            multiple = Decimal(0)
-        if isinstance(value, bool) or multiple <= 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
             _refuse(f"{place}/multipleOf", f"got {value!r}, expected a number above 0")
-        multiples.append(multiple)
+        multiples.append(Decimal(str(value)))
     if word == "minProperties" and isinstance(value, int) and value > 1:
         # A grammar cannot tell whether two names are the same.
         required = schema.get("required")

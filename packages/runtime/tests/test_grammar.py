@@ -1,0 +1,645 @@
+"""Answers under a grammar, from models and from scripts: enforced, and the same whatever guesses.
+
+Drafts propose with the grammar (the MTP head), without it (n-grams, a draft that knows nothing of
+it), right and wrong.
+"""
+
+import json
+import random
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from bytebound import (
+    Engine,
+    Grammar,
+    InvalidRequestError,
+    Proposal,
+    SamplingParams,
+    TokenizerMissingError,
+)
+from bytebound.budgeted_stream import stream_with_budget
+from bytebound.constraint import Constraint
+from bytebound.executor import Observer
+from bytebound.grammar_compiler import MOST_KEPT, MOST_KEPT_CHARS, GrammarCompiler
+from bytebound.philox import Purpose
+from bytebound.sampling import Sampler
+from bytebound.scripted import ScriptedDraft, ScriptedExecutor
+from bytebound.text.thinking_budget import ThinkingBudget
+from bytebound.text.tokenizer import Tokenizer
+
+from .checkpoints import random_checkpoint
+from .grammar_walks import PADDING, SCHEMAS, allowed_ids, compiler, end_of
+from .test_sampling_distribution import SIGNIFICANCE, p_value
+
+ASK = [{"role": "user", "content": "why?"}]
+POINT = {
+    "type": "object",
+    "properties": {
+        "x": {"type": "integer", "minimum": 0, "maximum": 99},
+        "on": {"type": "boolean"},
+    },
+    "required": ["x", "on"],
+    "additionalProperties": False,
+}
+SHORT = {"enum": ["the quick", "brown", "é👍", 12, [True, None]]}
+MODEL = {
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "max_position_embeddings": 512,
+}
+
+
+class CarelessDraft:
+    """Proposes any ids at all: picked, or drawn from all ids alike."""
+
+    name = "careless"
+
+    def __init__(self, vocab_size: int, *, drawn: bool) -> None:
+        self.vocab_size, self.drawn = vocab_size, drawn
+        self.choose = random.Random(3)
+
+    def begin(self, first_id: int) -> None:
+        pass
+
+    def observe(self, next_ids: Sequence[int], hidden: torch.Tensor | None) -> None:
+        pass
+
+    def propose(self, count: int, sampler: Sampler) -> Proposal:
+        ids = tuple(self.choose.randrange(self.vocab_size) for _ in range(count))
+        if not self.drawn or not ids:
+            return Proposal(ids)
+        return Proposal(ids, torch.full((count, self.vocab_size), 1 / self.vocab_size).double())
+
+
+class SilentDraft(CarelessDraft):
+    """Proposes nothing, so that every token is the target's own."""
+
+    def propose(self, count: int, sampler: Sampler) -> Proposal:
+        return Proposal(())
+
+
+@pytest.fixture(scope="module")
+def folder(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, tokenizer: Tokenizer
+) -> Path:
+    shape = {**MODEL, "vocab_size": tokenizer.vocab_size + PADDING}
+    folder = random_checkpoint(tmp_path_factory.mktemp("model"), seed=8, **shape).folder
+    shutil.copytree(tokenizer_folder, folder, dirs_exist_ok=True)
+    return folder
+
+
+def load(folder: Path, draft: Any = "none", count: int = 4) -> Engine:
+    return Engine.from_pretrained(folder, device="cpu", draft=draft, num_draft_tokens=count)
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Engine:
+    return load(folder)
+
+
+def under(schema: Any, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 300, **fields}, grammar=Grammar.json_schema(schema))
+
+
+MODELLED = ("nested", "array", "enum", "reference", "tagged union", "types", "number", "draft 7")
+
+
+class TestModels:
+    @pytest.mark.parametrize("name", MODELLED)
+    def test_greedy_output_with_drafts_is_plain_output(
+        self, folder: Path, plain: Engine, name: str
+    ) -> None:
+        prompt = plain.tokenizer.encode("the quick brown fox")
+        params = under(SCHEMAS[name])
+        expected = plain.generate(prompt, params)
+        if expected.finish_reason == "stop":
+            jsonschema.validate(json.loads(expected.text), SCHEMAS[name])
+        vocab_size = plain.executor.vocab_size
+        careless = [CarelessDraft(vocab_size, drawn=drawn) for drawn in (False, True)]
+        for draft, count in [("mtp", 1), ("mtp", 4), ("mtp", 8), ("ngram", 5)]:
+            result = load(folder, draft, count).generate(prompt, params)
+            assert result.token_ids == expected.token_ids, draft
+            assert result.finish_reason == expected.finish_reason
+            assert draft == "ngram" or result.stats.drafted > 0
+        for own in careless:
+            result = load(folder, own).generate(prompt, params)
+            assert result.token_ids == expected.token_ids
+
+    def test_guesses_of_the_head_keep_to_the_grammar(self, folder: Path, plain: Engine) -> None:
+        """All of them: else each would be refused behind the first that leaves the form."""
+        engine = load(folder, "mtp", 4)
+        decoder, seen = engine.decoder, 0
+        real = decoder.draft.propose  # type: ignore[attr-defined]
+
+        def watched(count: int, sampler: Sampler) -> Proposal:
+            nonlocal seen
+            proposal: Proposal = real(count, sampler)
+            assert sampler.constraint is not None
+            assert sampler.constraint.admitted(proposal.ids) == len(proposal.ids)
+            seen += len(proposal.ids)
+            return proposal
+
+        decoder.draft.propose = watched  # type: ignore[attr-defined]
+        for temperature in (0.0, 1.0):
+            params = under(SCHEMAS["tagged union"], temperature=temperature, seed=1, max_tokens=80)
+            engine.generate([1, 2, 3], params)
+        assert seen > 40
+
+    @pytest.mark.parametrize("draft", ["none", "mtp", "ngram"])
+    def test_sampled_answers_are_valid_and_repeat_with_their_seed(
+        self, folder: Path, draft: str
+    ) -> None:
+        engine = load(folder, draft)
+        texts = set()
+        for seed in range(6):
+            params = under(POINT, temperature=1.2, seed=seed)
+            result = engine.generate([1, 2, 3], params)
+            assert result.finish_reason == "stop"
+            jsonschema.validate(json.loads(result.text), POINT)
+            engine.generate([1, 2], SamplingParams(max_tokens=3))
+            assert engine.generate([1, 2, 3], params).token_ids == result.token_ids
+            texts.add(result.text)
+        assert len(texts) > 3
+
+    def test_a_request_does_not_depend_on_the_grammars_before(
+        self, folder: Path, plain: Engine
+    ) -> None:
+        names = ["nested", "array", None, "enum", "array", "nested", None, "types"]
+        for name in names:
+            grammar = None if name is None else Grammar.json_schema(SCHEMAS[name])
+            params = SamplingParams(max_tokens=60, grammar=grammar)
+            fresh = load(folder).generate([5, 6, 7], params)
+            assert plain.generate([5, 6, 7], params).token_ids == fresh.token_ids
+
+    def test_logprobs_are_the_models_own(self, plain: Engine) -> None:
+        """Not renormalised over what the grammar allows: the likeliest may be forbidden."""
+        prompt = plain.tokenizer.encode("the quick")
+        result = plain.generate(prompt, under(POINT, logprobs=3))
+        assert result.logprobs is not None
+        rows = torch.log_softmax(plain.score([*prompt, *result.token_ids]).double(), -1)
+        forbidden = 0
+        for i, item in enumerate(result.logprobs):
+            row = rows[len(prompt) + i - 1]
+            assert item.logprob == pytest.approx(float(row[item.token_id]), abs=1e-4)
+            assert item.top[0][0] == int(row.argmax())
+            forbidden += item.top[0][0] != item.token_id
+        assert forbidden > 0
+
+    def test_penalties_and_bias_apply_before_the_mask(self, plain: Engine) -> None:
+        (true,) = {token for token in range(300) if plain.tokenizer.decode([token]) == "t"}
+        params = under(SCHEMAS["types"] | {"type": "boolean"}, logit_bias={true: 100})
+        assert json.loads(plain.generate([1], params).text) is True
+        params = under({"type": "boolean"}, logit_bias={true: -100}, presence_penalty=1.0)
+        assert json.loads(plain.generate([1], params).text) is False
+
+    def test_a_dead_end_is_an_error_and_the_next_request_works(self, plain: Engine) -> None:
+        """Every id that could close the string is banned."""
+        tokenizer = plain.tokenizer
+        closing = {i for i in range(tokenizer.vocab_size) if '"' in tokenizer.decode([i])}
+        good = under({"type": "null"})
+        before = plain.generate([1, 2], good)
+        bad = under({"const": "ab"}, logit_bias=dict.fromkeys(closing, -100))
+        with pytest.raises(InvalidRequestError, match=r"no token is left .* logit_bias"):
+            plain.generate([1, 2], bad)
+        assert plain.generate([1, 2], good).token_ids == before.token_ids
+        assert json.loads(before.text) is None
+
+
+def scripted(
+    tokenizer: Tokenizer, text: str, *, per_step: int = 1, tail: Sequence[int] = ()
+) -> Engine:
+    """Answers ``text``, control tokens and all, then ``tail``, then end tokens for ever."""
+    ids = [*tokenizer.encode(text, parse_control=True), *tail]
+    steps = [ids[:1], *(ids[i : i + per_step] for i in range(1, len(ids), per_step))]
+    end = end_of(tokenizer)
+    executor = ScriptedExecutor(steps, tokenizer.vocab_size + PADDING, end_id=end)
+    draft = ScriptedDraft(steps, wrong=1) if per_step > 1 else None
+    return Engine(executor, draft=draft, num_draft_tokens=8, tokenizer=tokenizer, end_ids=[end])
+
+
+@pytest.fixture(params=[1, 3], ids=["one-a-step", "three-a-step"])
+def per_step(request: pytest.FixtureRequest) -> int:
+    found: int = request.param
+    return found
+
+
+class TestThinking:
+    def prompt(self, tokenizer: Tokenizer, thinking: bool | None) -> list[int]:
+        return tokenizer.apply_chat_template(ASK, enable_thinking=thinking)
+
+    def test_a_thought_is_free_and_the_grammar_begins_behind_it(
+        self, tokenizer: Tokenizer, per_step: int
+    ) -> None:
+        text = 'no json { "here" 안녕 <tool_call> ]</think>\n\n{"x": 12, "on": true}'
+        engine = scripted(tokenizer, text, per_step=per_step)
+        result = engine.generate(self.prompt(tokenizer, True), under(POINT))
+        assert result.text == text
+        assert result.finish_reason == "stop"
+        assert result.token_ids[-1] == end_of(tokenizer)
+
+    def test_drafts_are_accepted_inside_the_thought_and_behind_it(
+        self, tokenizer: Tokenizer
+    ) -> None:
+        text = 'the quick brown fox</think>\n\n{"x": 12, "on": true}'
+        plain = scripted(tokenizer, text)
+        drafted = scripted(tokenizer, text, per_step=3)
+        prompt = self.prompt(tokenizer, True)
+        one, other = (engine.generate(prompt, under(POINT)) for engine in (plain, drafted))
+        assert one.token_ids == other.token_ids
+        assert other.stats.accepted > len(one.token_ids) // 2
+
+    def test_an_answer_cannot_end_inside_its_thought(
+        self, tokenizer: Tokenizer, per_step: int
+    ) -> None:
+        text = 'so<|im_end|> it is</think>{"x": 1, "on": false}'
+        engine = scripted(tokenizer, text, per_step=per_step)
+        result = engine.generate(self.prompt(tokenizer, True), under(POINT))
+        thought, _, answer = result.text.partition("</think>")
+        assert thought.startswith("so")
+        assert json.loads(answer) == {"x": 1, "on": False}
+
+    def test_the_end_of_a_thought_is_told_by_its_id(self, tokenizer: Tokenizer) -> None:
+        spelt = tokenizer.encode("</think>")
+        assert len(spelt) > 1
+        tail = [*spelt, *tokenizer.encode('free</think>{"x": 1, "on": true}', parse_control=True)]
+        engine = scripted(tokenizer, "hm ", tail=tail)
+        result = engine.generate(self.prompt(tokenizer, True), under(POINT))
+        assert result.text == 'hm </think>free</think>{"x": 1, "on": true}'
+
+    def test_a_thought_that_is_cut_ends_with_length(self, tokenizer: Tokenizer) -> None:
+        engine = scripted(tokenizer, "the quick brown fox jumps over the lazy dog</think>{}")
+        result = engine.generate(self.prompt(tokenizer, True), under({}, max_tokens=5))
+        assert result.finish_reason == "length"
+        assert len(result.token_ids) == 5
+
+    def test_without_a_thought_the_first_token_is_held(self, tokenizer: Tokenizer) -> None:
+        """The prompt ends behind a closed thought: neither text nor another thought may come."""
+        for text in ("sure: 3", "<think>3"):
+            engine = scripted(tokenizer, text)
+            result = engine.generate(self.prompt(tokenizer, False), under({"type": "integer"}))
+            assert isinstance(json.loads(result.text), int)
+            assert "<think>" not in result.text
+
+    def test_a_reply_may_open_its_own_thought(self, tokenizer: Tokenizer, per_step: int) -> None:
+        """Where the template leaves that to the model."""
+        start = tokenizer.encode("<|im_start|>assistant\n", parse_control=True)
+        text = "<think>free</think>\n\n3"
+        engine = scripted(tokenizer, text, per_step=per_step)
+        result = engine.generate(start, under({"type": "integer"}))
+        assert result.text == text
+        # Not in the middle of an answer, and not in a prompt without a turn.
+        engine = scripted(tokenizer, '{"<think>x')
+        assert "<think>" not in engine.generate(start, under({}, max_tokens=9)).text
+        engine = scripted(tokenizer, text)
+        raw = tokenizer.encode("the integer: ")
+        assert "<think>" not in engine.generate(raw, under({"type": "integer"})).text
+
+    def test_a_budget_ends_the_thought_and_the_answer_is_held(self, tokenizer: Tokenizer) -> None:
+        """The script starts again behind the forced end, with words that are no JSON."""
+        engine = scripted(tokenizer, "the quick brown fox jumps over the lazy dog")
+        prompt = self.prompt(tokenizer, True)
+        params = under(SHORT, max_tokens=60)
+        events = list(
+            stream_with_budget(engine, prompt, params, ThinkingBudget(tokenizer, prompt, 4))
+        )
+        text = "".join(event.text_delta for event in events)
+        assert events[-1].finish_reason == "stop"
+        jsonschema.validate(json.loads(text.partition("</think>")[2]), SHORT)
+
+
+class TestEnds:
+    def test_a_finished_form_ends_the_answer(self, tokenizer: Tokenizer, per_step: int) -> None:
+        engine = scripted(tokenizer, '{"x": 1, "on": true} and more text', per_step=per_step)
+        result = engine.generate([1], under(POINT))
+        assert result.text == '{"x": 1, "on": true}'
+        assert result.finish_reason == "stop"
+        assert result.token_ids[-1] == end_of(tokenizer)
+
+    def test_no_end_before_the_form_is_finished(self, tokenizer: Tokenizer, per_step: int) -> None:
+        engine = scripted(tokenizer, '{"x": 1<|im_end|>, "on": true}', per_step=per_step)
+        result = engine.generate([1], under(POINT))
+        jsonschema.validate(json.loads(result.text), POINT)
+
+    def test_a_stop_token_may_not_cut_the_form(self, tokenizer: Tokenizer) -> None:
+        (comma,) = tokenizer.encode(",")
+        engine = scripted(tokenizer, "[1,2]")
+        params = under({"type": "array", "maxItems": 3}, stop_token_ids=[comma])
+        result = engine.generate([1], params)
+        assert isinstance(json.loads(result.text), list)
+        assert comma not in result.token_ids
+
+    def test_the_limit_cuts_it_and_says_so(self, tokenizer: Tokenizer, per_step: int) -> None:
+        engine = scripted(tokenizer, '{"x": 1, "on": true}', per_step=per_step)
+        whole = engine.generate([1], under(POINT))
+        for limit in range(1, len(whole.token_ids)):
+            result = engine.generate([1], under(POINT, max_tokens=limit))
+            assert result.finish_reason == "length"
+            assert result.token_ids == whole.token_ids[:limit]
+
+    def test_a_stop_string_cuts_it_as_ever(self, tokenizer: Tokenizer, per_step: int) -> None:
+        engine = scripted(tokenizer, '{"x": 1, "on": true}', per_step=per_step)
+        result = engine.generate([1], under(POINT, stop=[', "on']))
+        assert result.text == '{"x": 1'
+        assert result.finish_reason == "stop"
+
+    def test_padding_and_control_tokens_are_no_text(self, tokenizer: Tokenizer) -> None:
+        """The script wants them inside a string; ids behind the tokenizer's have no text at all."""
+        ids = [tokenizer.vocab_size + 3, *sorted(tokenizer.control_ids)]
+        engine = scripted(tokenizer, '"a', tail=[*ids, *tokenizer.encode('"')])
+        result = engine.generate([1], under({"type": "string"}))
+        assert not {*ids} - {end_of(tokenizer)} & {*result.token_ids}
+        assert len(json.loads(result.text)) >= len(ids)
+
+    def test_text_streams_as_it_comes(self, tokenizer: Tokenizer) -> None:
+        text = '{"x": 12, "on": true}'
+        events = list(scripted(tokenizer, text).stream([1], under(POINT)))
+        assert len([event for event in events if event.text_delta]) > 5
+        assert "".join(event.text_delta for event in events) == text
+
+
+class TestCalls:
+    def grammar(self) -> Grammar:
+        return Grammar.json_schema(POINT).or_calls(["read", "st.op"])
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            '{"x": 3, "on": true}',
+            "<tool_call>\n<function=read>\n<parameter=path>\na 안녕 {\n</parameter>\n</function>\n"
+            "</tool_call>",
+            "\n<tool_call>\n<function=st.op>\n</function>\n</tool_call>\n<tool_call>\n"
+            '{"name": "read", "arguments": {"a": [1]}}\n</tool_call>',
+        ],
+        ids=["json", "tags", "two"],
+    )
+    def test_json_or_calls(self, tokenizer: Tokenizer, per_step: int, text: str) -> None:
+        engine = scripted(tokenizer, text, per_step=per_step)
+        params = SamplingParams(max_tokens=300, grammar=self.grammar())
+        assert engine.generate([1], params).text == text
+
+    def test_only_functions_on_offer_and_nothing_around_a_call(self, tokenizer: Tokenizer) -> None:
+        texts = [
+            "I call it: <tool_call>\n<function=read>\n</function>\n</tool_call>",
+            "<tool_call>\n<function=write>\n</function>\n</tool_call>",
+            "<tool_call>\n<function=read>\n</function>\n</tool_call> done",
+        ]
+        for text in texts:
+            engine = scripted(tokenizer, text)
+            params = SamplingParams(max_tokens=200, grammar=self.grammar())
+            result = engine.generate([1], params)
+            assert "write" not in result.text
+            assert not result.text.endswith("done")
+            assert result.text.lstrip()[:1] in "{<"
+
+    def test_a_call_may_end_a_thought(self, tokenizer: Tokenizer, per_step: int) -> None:
+        text = "hm<tool_call>\n<function=read>\n</function>\n</tool_call>"
+        engine = scripted(tokenizer, text, per_step=per_step)
+        prompt = tokenizer.apply_chat_template(ASK, enable_thinking=True)
+        params = SamplingParams(max_tokens=200, grammar=self.grammar())
+        assert engine.generate(prompt, params).text == text
+
+    def test_a_name_that_is_none_is_refused(self) -> None:
+        for name in ("", "a b", 'x"y', "x" * 200, 3):
+            with pytest.raises(InvalidRequestError, match="tools: got the name"):
+                Grammar.json_object().or_calls([name])  # type: ignore[list-item]
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"min_tokens": 2}, "min_tokens: got 2, expected 0 together with a grammar"),
+            ({"ignore_eos": True}, "ignore_eos: got True"),
+        ],
+    )
+    def test_what_contradicts_a_form(self, fields: dict[str, Any], message: str) -> None:
+        with pytest.raises(InvalidRequestError, match=message):
+            under(POINT, **fields)
+
+    @pytest.mark.parametrize("grammar", [{"type": "object"}, "json", True])
+    def test_a_grammar_is_a_grammar(self, grammar: Any) -> None:
+        with pytest.raises(InvalidRequestError, match=r"grammar: got .*, expected a Grammar"):
+            SamplingParams(grammar=grammar)
+
+    def test_it_needs_a_tokenizer_and_an_end(self, tokenizer: Tokenizer) -> None:
+        executor = ScriptedExecutor([[1]], tokenizer.vocab_size, end_id=3)
+        with pytest.raises(TokenizerMissingError, match="grammar"):
+            Engine(executor, end_ids=[3]).generate([1], under(POINT))
+        with pytest.raises(InvalidRequestError, match="no end token"):
+            Engine(executor, tokenizer=tokenizer).generate([1], under(POINT))
+
+    def test_it_needs_a_vocabulary_of_bytes(
+        self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(tokenizer.__dict__, "byte_level", False)
+        with pytest.raises(InvalidRequestError, match="not one of bytes"):
+            compiler(tokenizer).check(Grammar.json_object())
+
+
+class TestCompiler:
+    def test_a_schema_is_compiled_once_and_few_are_kept(
+        self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        compiled = compiler(tokenizer)
+        count = 0
+        real = GrammarCompiler._compile
+
+        def counted(self: GrammarCompiler, rules: str) -> Any:
+            nonlocal count
+            count += 1
+            return real(self, rules)
+
+        monkeypatch.setattr(GrammarCompiler, "_compile", counted)
+        for _ in range(5):
+            compiled.check(Grammar.json_schema(POINT))
+            compiled.constraint(Grammar.json_schema(POINT), [1], [3])
+        assert count == 1
+        for number in range(2 * MOST_KEPT):
+            compiled.check(Grammar.json_schema({"const": number}))
+        assert len(compiled._kept) == MOST_KEPT
+        for number in range(6):
+            compiled.check(Grammar.json_schema({"const": str(number) * 200_000}))
+        assert 800_000 < sum(map(len, compiled._kept)) <= MOST_KEPT_CHARS
+
+    def test_requests_of_one_schema_do_not_share_their_place(self, tokenizer: Tokenizer) -> None:
+        compiled, grammar = compiler(tokenizer), Grammar.json_schema(POINT)
+        one, other = (compiled.constraint(grammar, [1], [end_of(tokenizer)]) for _ in range(2))
+        start = allowed_ids(other)
+        for token in tokenizer.encode('{"x": 1'):
+            one.append(token)
+        assert allowed_ids(other) == start != allowed_ids(one)
+
+    def test_threads_may_compile_while_a_request_runs(self, tokenizer: Tokenizer) -> None:
+        engine = scripted(tokenizer, '{"x": 12, "on": true}')
+        failures = list[BaseException]()
+        stop = threading.Event()
+
+        def compile_many() -> None:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                try:
+                    engine.grammars.check(Grammar.json_schema({"const": number}))
+                    engine.grammars.check(Grammar.json_schema(POINT))
+                except BaseException as error:
+                    failures.append(error)
+                    return
+
+        threads = [threading.Thread(target=compile_many) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(30):
+                assert engine.generate([1], under(POINT)).text == '{"x": 12, "on": true}'
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        assert not failures
+
+
+class TestLookAhead:
+    def constraint(self, tokenizer: Tokenizer) -> Constraint:
+        return compiler(tokenizer).constraint(Grammar.json_schema(POINT), [1], [end_of(tokenizer)])
+
+    def test_it_is_what_going_there_would_show_and_leaves_no_trace(
+        self, tokenizer: Tokenizer
+    ) -> None:
+        ids = [*tokenizer.encode('{"x": 1, "on": true}')]
+        ahead = self.constraint(tokenizer)
+        for start in range(len(ids)):
+            for count in range(len(ids) - start):
+                there = self.constraint(tokenizer)
+                for token in ids[: start + count]:
+                    there.append(token)
+                assert allowed_ids(ahead, ids[start : start + count]) == allowed_ids(there)
+            ahead.append(ids[start])
+
+    def test_guesses_are_admitted_up_to_the_first_that_is_not(self, tokenizer: Tokenizer) -> None:
+        constraint, end = self.constraint(tokenizer), end_of(tokenizer)
+        good = tokenizer.encode('{"x": 1, "on": true}')
+        (bad,) = tokenizer.encode("?")
+        for count in range(len(good)):
+            assert constraint.admitted([*good[:count], bad, *good[count:]]) == count
+            assert constraint.allowed([*good[:count], bad]) is None
+            assert constraint.admitted([*good[:count], end]) == count
+        assert constraint.admitted([*good, end, end]) == len(good) + 1
+        assert constraint.allowed([*good, end]) is None
+        assert allowed_ids(constraint, good) == [end]
+
+    def test_a_token_against_the_grammar_is_a_bug_that_shows(self, tokenizer: Tokenizer) -> None:
+        with pytest.raises(RuntimeError, match="against the grammar"):
+            self.constraint(tokenizer).append(tokenizer.encode("x")[0])
+
+
+class TableExecutor:
+    """Logits that depend on the last id alone."""
+
+    last_hidden: torch.Tensor | None = None
+    prefill_chunk, prefill_floor, snapshot_bytes, epoch, max_len = 512, 32, 0, 0, 64
+
+    def __init__(self, table: torch.Tensor) -> None:
+        self.table, self.vocab_size, self.position = table, table.shape[1], 0
+
+    def reset(self) -> None:
+        self.position = 0
+        self.epoch += 1
+
+    def prefill(self, ids: Sequence[int], observer: Observer | None = None) -> torch.Tensor:
+        self.position += len(ids)
+        return self.table[ids[-1]]
+
+    def verify(self, ids: Sequence[int]) -> torch.Tensor:
+        return self.table[list(ids)]
+
+    def commit(self, count: int) -> None:
+        self.position += count
+
+
+class HeldDraft:
+    """Draws its guesses from another table, under the grammar, as the MTP head does."""
+
+    name = "held"
+
+    def __init__(self, table: torch.Tensor) -> None:
+        self.table = table
+
+    def begin(self, first_id: int) -> None:
+        self.position, self.last = 1, first_id
+
+    def observe(self, next_ids: Sequence[int], hidden: torch.Tensor | None) -> None:
+        self.position += len(next_ids)
+        self.last = next_ids[-1]
+
+    def propose(self, count: int, sampler: Sampler) -> Proposal:
+        ids, probs = list[int](), list[torch.Tensor]()
+        for depth in range(count):
+            chances = sampler.draft_probs(self.table[ids[-1] if ids else self.last], ids)
+            if chances is None:
+                break
+            probs.append(chances)
+            ids.append(sampler.draw(chances, self.position + depth, Purpose.DRAFT))
+        return Proposal(tuple(ids), torch.stack(probs) if probs else None)
+
+
+CHOICES = {"enum": ["the fox", "the dog", "a", 7]}
+
+
+class TestDistribution:
+    """Sampling with drafts follows the target's own distribution under the grammar."""
+
+    PROMPT = (0,)
+
+    def paths(
+        self, table: torch.Tensor, constraint: Constraint, end: int, ids: tuple[int, ...] = ()
+    ) -> Iterator[tuple[tuple[int, ...], float]]:
+        """Every answer with its exact probability: a softmax over what is allowed, each time."""
+        if ids[-1:] == (end,):
+            yield ids, 1.0
+            return
+        allowed = allowed_ids(constraint, ids)
+        row = table[ids[-1] if ids else self.PROMPT[-1]].double()[allowed]
+        for token, chance in zip(allowed, torch.softmax(row, 0).tolist(), strict=True):
+            for path, rest in self.paths(table, constraint, end, (*ids, token)):
+                yield path, chance * rest
+
+    @pytest.mark.parametrize("kind", ["silent", "held", "drawn", "picked"])
+    def test_it_is_the_softmax_over_what_is_allowed(self, tokenizer: Tokenizer, kind: str) -> None:
+        end, vocab_size = end_of(tokenizer), tokenizer.vocab_size
+        generator = torch.Generator().manual_seed(2)
+        table = torch.randn(vocab_size, vocab_size, generator=generator)
+        belief = table + torch.randn(vocab_size, vocab_size, generator=generator)
+        draft = {
+            "silent": SilentDraft(vocab_size, drawn=False),
+            "held": HeldDraft(belief),
+            "drawn": CarelessDraft(vocab_size, drawn=True),
+            "picked": CarelessDraft(vocab_size, drawn=False),
+        }[kind]
+        executor: Any = TableExecutor(table)
+        engine = Engine(
+            executor, draft=draft, num_draft_tokens=3, tokenizer=tokenizer, end_ids=[end]
+        )
+        grammar = Grammar.json_schema(CHOICES)
+        constraint = engine.grammars.constraint(grammar, self.PROMPT, [end])
+        exact = dict(self.paths(table, constraint, end))
+        assert sum(exact.values()) == pytest.approx(1)
+        assert len(exact) > 20
+        place = {path: i for i, path in enumerate(exact)}
+        counts = torch.zeros(len(exact), dtype=torch.float64)
+        stood = 0
+        for seed in range(1500):
+            params = under(CHOICES, temperature=1.0, seed=seed)
+            result = engine.generate(self.PROMPT, params)
+            counts[place[tuple(result.token_ids)]] += 1
+            stood += result.stats.accepted
+        expected = torch.tensor(list(exact.values()), dtype=torch.float64)
+        assert p_value(counts, expected) > SIGNIFICANCE
+        assert stood > 500 or kind != "held"
+        wrong = expected.sqrt() / expected.sqrt().sum()
+        assert p_value(counts, wrong) < 1e-6
