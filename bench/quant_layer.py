@@ -1,6 +1,6 @@
 """Quantization of one layer of each kind at the 27B shape: time, memory, and RTN's speed.
 
-    python bench/quant_layer.py --json FILE [--device cuda] [--windows 256] [--window 2048]
+    python bench/quant_layer.py --json FILE [--device cuda] [--repeats 5] [--limit-s SECONDS]
 
 GPTQ runs the job's own layer code with the command's default options on random weights and random
 hidden states, those of the quantized and those of the 16-bit run, which lie in host memory as in a
@@ -9,18 +9,21 @@ and say nothing of quality.
 
 ``gptq_layer.s`` is the slower kind of layer; the case of ``gptq_layer.<kind>.s`` says how the
 median sample came about, matrix by matrix. GPU memory is what torch took from the card, unused
-blocks included. Writes all samples in the form that bench/README.md describes. ``--shape small`` is
-for trying it.
+blocks included. The file holds all samples in the form that bench/README.md describes and is whole
+after every layer, so that a run which is cut short leaves what it has measured. ``--shape small``
+is for trying it.
 """
 
 import argparse
 import json
+import math
 import platform
 import resource
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -207,32 +210,76 @@ def rtn_speed(matrices: list[torch.Tensor], device: torch.device) -> float:
     return sum(weight.numel() * weight.element_size() for weight in matrices) / seconds / 1e9
 
 
-def measure(arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """All metrics by name."""
+class Runs:
+    """What the layers of each kind took so far, and the metrics that it makes."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        self.case = case
+        self.metrics: dict[str, Any] = {}
+        self._layers: dict[str, list[tuple[float, str]]] = {label: [] for label in KINDS}
+        self._reserved: list[float] = []
+        self._allocated: list[float] = []
+
+    def add(self, label: str, seconds: float, parts: str, device: torch.device) -> None:
+        """Take one layer in."""
+        self._layers[label].append((seconds, parts))
+        if device.type == "cuda":
+            self._reserved.append(torch.cuda.max_memory_reserved(device) / 2**30)
+            self._allocated.append(torch.cuda.max_memory_allocated(device) / 2**30)
+            self.metrics["gptq_peak_vram_gib"] = self._metric("GiB", self._reserved)
+            self.metrics["gptq_peak_allocated_gib"] = self._metric("GiB", self._allocated)
+        for one, samples in self._layers.items():
+            if samples:
+                middle = sorted(samples)[(len(samples) - 1) // 2][1]
+                more = {"layer": one, "moments + solve + forward": middle}
+                times = [time for time, _ in samples]
+                self.metrics[f"gptq_layer.{one}.s"] = self._metric("s", times, more)
+        done = [one for one, samples in self._layers.items() if samples]
+        slower = max(done, key=lambda one: self.metrics[f"gptq_layer.{one}.s"]["median"])
+        times = self.metrics[f"gptq_layer.{slower}.s"]["samples"]
+        self.metrics["gptq_layer.s"] = self._metric("s", times, {"layer": slower})
+        host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        self.metrics["gptq_peak_host_gib"] = self._metric("GiB", [host])
+
+    def _metric(self, unit: str, samples: list[float], more: dict[str, Any] | None = None) -> Any:
+        return _metric(unit, "lower", list(samples), {**self.case, **(more or {})})
+
+
+def measure(
+    arguments: argparse.Namespace, device: torch.device, keep: Callable[[dict[str, Any]], object]
+) -> dict[str, Any]:
+    """All metrics by name; ``keep`` is told of them after every layer, the kinds by turns."""
+    begun = time.perf_counter()
     config = config_of(arguments.shape)
     shape = (arguments.windows, arguments.window, config.hidden_size)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     states = torch.empty(shape, dtype=dtype)
-    case = {
-        "model": f"random weights, {arguments.shape} shape",
-        "windows": arguments.windows,
-        "window": arguments.window,
-        "scheme": Scheme().describe(),
-        "dtype": str(dtype).removeprefix("torch."),
-        "options": "defaults",
-    }
     if not GptqOptions().compensate:
         raise RuntimeError("the default has no 16-bit run; leave ideal out")
     ideal = torch.empty_like(states)
+    kept = (states.nbytes + ideal.nbytes) / 2**30
+    runs = Runs(
+        {
+            "model": f"random weights, {arguments.shape} shape",
+            "windows": arguments.windows,
+            "window": arguments.window,
+            "scheme": Scheme().describe(),
+            "dtype": str(dtype).removeprefix("torch."),
+            "options": "defaults",
+            "hidden states of both runs": f"{kept:.2f} GiB on the host",
+        }
+    )
+    layers = {label: random_layer(config, kind, device) for label, kind in KINDS.items()}
+    runs.metrics["rtn_gb_s"] = rtn_metric(layers, runs.case, device)
+    keep(runs.metrics)
     job = LayerJob(config, states, device, ideal)
-    metrics: dict[str, Any] = {}
-    matrices: list[torch.Tensor] = []
-    reserved, allocated = [], []
-    for label, kind in KINDS.items():
-        tensors = random_layer(config, kind, device)
-        matrices += [tensors[tail] for tail in tensors if tail.endswith(LAYER_MATRICES)]
-        samples = []
-        for _ in range(arguments.repeats):
+    longest, done = 0.0, 0
+    for turn in range(arguments.repeats):
+        for label, kind in KINDS.items():
+            start = time.perf_counter()
+            if turn > 0 and start - begun + longest > arguments.limit_s:
+                _say(f"{done} layers in the time", begun)
+                return runs.metrics
             for index in range(arguments.windows):
                 values = torch.randn(shape[1:], device=device)
                 ideal[index] = values
@@ -240,57 +287,60 @@ def measure(arguments: argparse.Namespace, device: torch.device) -> dict[str, An
             if device.type == "cuda":
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(device)
-            samples.append(gptq_layer(job, kind, tensors, device))
-            _say(f"{label}: {samples[-1][0]:.2f} s", time.perf_counter())
-            if device.type == "cuda":
-                reserved.append(torch.cuda.max_memory_reserved(device) / 2**30)
-                allocated.append(torch.cuda.max_memory_allocated(device) / 2**30)
-        times = [seconds for seconds, _ in samples]
-        middle = sorted(samples)[(len(samples) - 1) // 2][1]
-        parts = {"layer": label, "moments + solve + forward": middle}
-        metrics[f"gptq_layer.{label}.s"] = _metric("s", "lower", times, {**case, **parts})
-    slower = max(KINDS, key=lambda label: metrics[f"gptq_layer.{label}.s"]["median"])
-    times = metrics[f"gptq_layer.{slower}.s"]["samples"]
-    metrics["gptq_layer.s"] = _metric("s", "lower", times, {**case, "layer": slower})
-    if reserved:
-        metrics["gptq_peak_vram_gib"] = _metric("GiB", "lower", reserved, case)
-        metrics["gptq_peak_allocated_gib"] = _metric("GiB", "lower", allocated, case)
-    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    kept = (states.nbytes + ideal.nbytes) / 2**30
-    metrics["gptq_peak_host_gib"] = _metric(
-        "GiB", "lower", [host], {**case, "hidden states of both runs": f"{kept:.2f} GiB"}
-    )
-    rtn_speed(matrices[:1], device)  # warm
+            seconds, parts = gptq_layer(job, kind, layers[label], device)
+            runs.add(label, seconds, parts, device)
+            keep(runs.metrics)
+            done, longest = done + 1, max(longest, time.perf_counter() - start)
+            _say(f"{label}: {seconds:.2f} s", begun)
+    return runs.metrics
+
+
+def rtn_metric(
+    layers: dict[str, dict[str, torch.Tensor]], case: dict[str, Any], device: torch.device
+) -> dict[str, Any]:
+    """Rounding of all matrices of both layers, five times after one that warms up."""
+    matrices = [
+        tensors[tail]
+        for tensors in layers.values()
+        for tail in tensors
+        if tail.endswith(LAYER_MATRICES)
+    ]
+    rtn_speed(matrices[:1], device)
     speeds = [rtn_speed(matrices, device) for _ in range(5)]
-    rtn_case = {"model": case["model"], "scheme": case["scheme"], "mse": False}
-    metrics["rtn_gb_s"] = _metric("GB/s", "higher", speeds, rtn_case)
-    return metrics
+    about = {"model": case["model"], "scheme": case["scheme"], "mse": False}
+    return _metric("GB/s", "higher", speeds, about)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, write the file, print the medians."""
+    """Measure, write the file after every layer, print the medians."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", default="27b", choices=tuple(SHAPES))
     parser.add_argument("--windows", type=int, default=256)
     parser.add_argument("--window", type=int, default=2048)
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=5, help="layers of each kind, at most")
+    parser.add_argument(
+        "--limit-s", type=float, default=math.inf, metavar="S",
+        help="begin no layer, after one of each kind, that would end later than this",
+    )  # fmt: skip
     parser.add_argument("--commit", help="what is measured, where there is no repository")
     arguments = parser.parse_args(argv)
     device = torch.device(arguments.device)
-    metrics = measure(arguments, device)
-    content = {
-        "schema": 1,
-        "machine": machine(device),
-        "commit": arguments.commit or _commit(),
-        "command": f"python bench/quant_layer.py {_arguments(argv or sys.argv[1:])}",
-        "note": "Random weights and hidden states: right for time and memory, not for quality.",
-        "metrics": metrics,
-    }
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    for name, metric in metrics.items():
+
+    def keep(metrics: dict[str, Any]) -> None:
+        content = {
+            "schema": 1,
+            "machine": machine(device),
+            "commit": arguments.commit or _commit(),
+            "command": f"python bench/quant_layer.py {_arguments(argv or sys.argv[1:])}",
+            "note": "Random weights and hidden states: right for time and memory, not for quality.",
+            "metrics": metrics,
+        }
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+    for name, metric in measure(arguments, device, keep).items():
         print(f"{name:28} {metric['median']:10.2f} {metric['unit']}")
     return 0
 
