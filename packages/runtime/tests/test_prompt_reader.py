@@ -139,6 +139,9 @@ def decode(reader: PromptReader, choose: random.Random, steps: int) -> None:
 class _Greedy:
     greedy = True
 
+    def draft_argmax(self, raw: torch.Tensor, ids: Sequence[int]) -> int:
+        return int(raw.argmax())
+
 
 GREEDY: Any = _Greedy()
 

@@ -26,9 +26,9 @@ class HostPages:
     def __init__(self, budget: int, page_bytes: int, *, pinned: bool) -> None:
         self.page_bytes = page_bytes
         self.pinned = pinned
-        power = (1 << budget.bit_length()) >> 1  # the largest one within the budget
-        self._slab_pages = min(SLAB_BYTES, power) // page_bytes
-        self._slabs_left = budget // (self._slab_pages * page_bytes) if self._slab_pages else 0
+        eighth = (1 << budget.bit_length()) >> 4  # as a power of two: little of the budget is lost
+        self._slab_pages = max(1, min(SLAB_BYTES, eighth) // page_bytes)
+        self._slabs_left = budget // (self._slab_pages * page_bytes)
         self.capacity = self._slabs_left * self._slab_pages
         """Pages that may be in use at once."""
         self._free = list[torch.Tensor]()

@@ -30,9 +30,7 @@ class KvCache:
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All that is there."""
-        return tuple(
-            one for one in (self.k, self.v, self.k_scale, self.v_scale) if one is not None
-        )
+        return tuple(one for one in (self.k, self.v, self.k_scale, self.v_scale) if one is not None)
 
     @classmethod
     def empty(
