@@ -231,7 +231,7 @@ def test_a_changing_billing_line_changes_no_prompt(plain: Served) -> None:
         ({"messages": [*ASK, {"role": "assistant", "content": "{"}]}, "messages"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "output_format"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
         ({"stop_sequences": [""]}, "stop_sequences"),
     ],

@@ -235,7 +235,7 @@ def test_a_failure_in_mid_stream_is_the_last_event(tokenizer: Tokenizer) -> None
         ({"logit_bias": {"99999": 1}}, "logit_bias"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "regex"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from bytebound.server.fields import MOST_STOPS, Body, StopString
+from bytebound.server.formats import OutputFormat
 from bytebound.server.openai_bodies import LARGEST
 
 
@@ -32,6 +33,7 @@ class AnthropicTool(BaseModel):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
     description: str | None = None
     input_schema: dict[str, Any]
+    strict: Literal[False] | None = None  # calls are not held to their schema
 
     def for_template(self) -> dict[str, Any]:
         """The tool in the form that chat templates know, which is OpenAI's."""
@@ -50,6 +52,13 @@ class ToolChoice(BaseModel):
     disable_parallel_tool_use: Literal[False] | None = None
 
 
+class OutputConfig(BaseModel):
+    """How to answer; all but the format has no effect here."""
+
+    model_config = ConfigDict(extra="allow")
+    format: OutputFormat | None = None
+
+
 class CountBody(Body):
     """``POST /v1/messages/count_tokens``: what the prompt is made of."""
 
@@ -61,13 +70,14 @@ class CountBody(Body):
     thinking: Thinking | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # as it was called at first
 
     @model_validator(mode="after")
     def _check_unknown(self) -> "CountBody":
         unknown = self.model_extra or {}
-        config = unknown.get("output_config")
-        if unknown.get("output_format") or (isinstance(config, dict) and config.get("format")):
-            raise ValueError("output_format: structured output is not supported; leave it out")
+        if self.output_format is not None and self.output_config and self.output_config.format:
+            raise ValueError("output_format: got output_config.format too; give one of them")
         if unknown.get("mcp_servers"):
             raise ValueError("mcp_servers: this server calls no other; leave it out")
         return self
@@ -86,7 +96,14 @@ class CountBody(Body):
 
     def ignored(self) -> list[str]:
         """Fields that were given and have no effect."""
-        return sorted(name[:80] for name in self.model_extra or {})
+        config = self.output_config.model_extra if self.output_config else None
+        names = [*(self.model_extra or {}), *(f"output_config.{name}" for name in config or {})]
+        return sorted(name[:80] for name in names)
+
+    def form(self) -> OutputFormat | None:
+        """What the answer must look like, if the request says so."""
+        config = self.output_config
+        return self.output_format if config is None else config.format or self.output_format
 
 
 class MessagesBody(CountBody):

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from bytebound.server.fields import MOST_LOGPROBS, Body, SamplingFields
+from bytebound.server.formats import ResponseFormat
 
 LARGEST = 2**31 - 1
 
@@ -16,6 +17,14 @@ class Function(BaseModel):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @field_validator("strict")
+    @classmethod
+    def _check_strict(cls, strict: bool | None) -> bool | None:
+        if strict:
+            raise ValueError("calls are not held to their schema; leave it out")
+        return strict
 
 
 class Tool(BaseModel):
@@ -32,12 +41,6 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
 
 
-class TextFormat(Body):
-    """The only format there is."""
-
-    type: Literal["text"]
-
-
 class OpenAIFields(SamplingFields):
     """What both kinds of completion take."""
 
@@ -45,6 +48,7 @@ class OpenAIFields(SamplingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Literal[1] | None = None
+    response_format: ResponseFormat | None = None
     user: str | None = None  # these three name the client, and nobody asks
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -72,7 +76,6 @@ class ChatBody(OpenAIFields):
     tools: list[Tool] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: Literal[True] | None = None
-    response_format: TextFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_budget: int | None = Field(None, ge=0, le=LARGEST)
     reasoning_effort: Literal["none"] | None = None

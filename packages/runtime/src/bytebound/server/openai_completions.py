@@ -6,7 +6,7 @@ Several prompts are one request at the engine, which runs them in their order.
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -17,6 +17,7 @@ from bytebound.engine import Engine
 from bytebound.results import GenerationStats, StreamEvent
 from bytebound.sampling import SamplingParams
 from bytebound.server.errors import bad_request
+from bytebound.server.formats import compiled_grammar
 from bytebound.server.logprobs import CompletionLogprobs, check_score_size, score_prompt
 from bytebound.server.openai_bodies import CompletionBody
 from bytebound.server.openai_chat import DONE, openai_stream_failure, usage, visible_logprobs
@@ -48,6 +49,7 @@ async def complete(service: Service, body: CompletionBody, request: Request) -> 
 def _read_prompts(service: Service, body: CompletionBody) -> list[_Prompt]:
     engine, settings, tokenizer = service.engine, service.settings, service.tokenizer
     found = []
+    grammar = compiled_grammar(engine, body.response_format, "response_format")
     for given in body.prompts():
         ids = tokenizer.encode(given) if isinstance(given, str) else given
         for token_id in ids:
@@ -59,6 +61,7 @@ def _read_prompts(service: Service, body: CompletionBody) -> list[_Prompt]:
                 )
         room = check_prompt(engine, settings, ids)
         params = make_params(engine, settings, body.sampling(), room)
+        params = replace(params, grammar=grammar)
         check_room(engine, ids, params)
         if body.echo and body.logprobs is not None:
             check_score_size(engine, ids)
