@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 import socket
 import threading
 import time
@@ -187,68 +186,6 @@ def test_many_requests_leave_nothing_behind(tokenizer: Tokenizer) -> None:
                     assert answer["choices"] == want
         facts = found.health()
         assert (facts["running"], facts["waiting"], facts["status"]) == (0, 0, "ready")
-
-
-def test_a_soak_of_mixed_requests_with_clients_that_leave(tokenizer: Tokenizer) -> None:
-    """Four clients at once, a third of whose requests are given up; no answer is ever wrong."""
-    reply = "the quick brown fox jumps over the lazy dog"
-    requests, clients = 75, 4
-    chat = {"messages": [{"role": "user", "content": "hello /no_think"}]}
-    bodies: list[tuple[str, dict[str, Any]]] = [
-        ("/v1/completions", {"model": MODEL, "prompt": "hello", "max_tokens": 99}),
-        ("/v1/chat/completions", {"model": MODEL, **chat}),
-        ("/v1/messages", {"model": MODEL, "max_tokens": 99, **chat}),
-    ]
-
-    def said(path: str, answer: Any) -> str:
-        if path == "/v1/messages":
-            return str(answer["content"][0]["text"])
-        choice = answer["choices"][0]
-        return str(choice["text"] if "text" in choice else choice["message"]["content"])
-
-    def shown(value: Any) -> str:
-        if value == "[DONE]":
-            return ""
-        if "choices" not in value:
-            return str(value.get("delta", {}).get("text", ""))
-        choice = value["choices"][0]
-        return str(choice["text"] if "text" in choice else choice["delta"].get("content", ""))
-
-    def client(server: Served, number: int) -> int:
-        chance = random.Random(number)
-        answered = 0
-        for _ in range(requests):
-            path, body = chance.choice(bodies)
-            leaves = chance.random() < 0.34
-            stream = chance.random() < 0.5
-            if leaves:
-                connection = open_request(server.url, path, {**body, "stream": stream})
-                time.sleep(chance.random() * 0.03)
-                connection.close()
-            elif stream:
-                events = events_of(server.post(path, {**body, "stream": True}))
-                assert "".join(shown(value) for _, value in events) == reply
-                answered += 1
-            else:
-                assert said(path, server.post(path, body).json()) == reply
-                answered += 1
-        return answered
-
-    engine = script(tokenizer, reply, slow=True)
-    assert isinstance(engine.executor, SlowExecutor)
-    engine.executor.pass_s = 0.0005
-    with served(engine, max_queue=64) as found:
-        threads = threading.active_count()
-        with ThreadPoolExecutor(clients) as pool:
-            answered = list(pool.map(lambda number: client(found, number), range(clients)))
-        assert sum(answered) > requests
-        assert found.wait_idle(5) < 1
-        assert found.health()["status"] == "ready"
-        assert said("/v1/completions", found.post(*bodies[0]).json()) == reply
-        with found.http as http:
-            metrics = http.get("/metrics").text
-        assert 'status="500"' not in metrics
-        assert threading.active_count() <= threads + 45  # the pool that renders prompts
 
 
 def test_a_bug_costs_one_request_and_says_nothing_of_it(
