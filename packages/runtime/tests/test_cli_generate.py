@@ -205,3 +205,61 @@ def tiny_or_skip() -> None:
     folder = Path(bytebound.__file__).parent / "models" / "tiny"
     if not (folder / "config.json").is_file():
         pytest.skip("the shipped model is not in this tree yet")
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}, "b": {"type": "boolean"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+class TestSchema:
+    def test_an_answer_is_held_to_the_file(
+        self, run: Run, folders: Folders, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "schema.json"
+        write_json(file, SCHEMA)
+        common = ("-m", folders.text, "-p", "fox", "--json-schema", file, "--max-tokens", 99)
+        outcome = run("generate", *common)
+        assert outcome.code == 0
+        assert set(json.loads(outcome.out)) == {"a", "b"}
+        answer = generate_json(run, *common)
+        assert answer["text"] == outcome.out.removesuffix("\n")
+        assert answer["finish_reason"] == "stop"
+        assert json.loads(answer["params"]["grammar"]["schema"])["required"] == ["a", "b"]
+
+    def test_what_is_wrong_with_the_file_is_one_line(
+        self, run: Run, folders: Folders, tmp_path: Path
+    ) -> None:
+        cases = [
+            ({"not": {}}, "the word 'not' is not supported"),
+            ({"type": "string", "pattern": "(("}, "unclosed group"),
+            (None, "got NoneType"),
+        ]
+        for schema, message in cases:
+            file = tmp_path / "schema.json"
+            write_json(file, schema)
+            outcome = run("generate", "-m", folders.text, "-p", "fox", "--json-schema", file)
+            assert (outcome.code, outcome.out) == (2, "")
+            assert message in outcome.err
+            assert len(outcome.err.splitlines()) == 1
+        (tmp_path / "schema.json").write_text("{")
+        for path in (tmp_path / "schema.json", tmp_path / "none.json"):
+            outcome = run("generate", "-m", folders.text, "-p", "fox", "--json-schema", path)
+            assert outcome.code == 2
+            assert f"--json-schema {path}" in outcome.err
+
+    def test_it_needs_a_tokenizer_and_an_end(
+        self, run: Run, folders: Folders, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "schema.json"
+        write_json(file, SCHEMA)
+        outcome = run("generate", "-m", folders.bare, "--ids", "1 2", "--json-schema", file)
+        assert outcome.code == 2
+        assert "a grammar needs a tokenizer" in outcome.err
+        asked = ("-p", "fox", "--json-schema", file, "--ignore-eos")
+        outcome = run("generate", "-m", folders.text, *asked)
+        assert outcome.code == 2
+        assert "ignore_eos" in outcome.err

@@ -5,7 +5,7 @@ token ids, separated by blanks. The line of numbers goes to stderr.
 """
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,12 +13,14 @@ import typer
 
 from bytebound.cli import options as opt
 from bytebound.cli.errors import INTERRUPTED, OK, UsageError
-from bytebound.cli.prompt import parse_ids, read_prompt
+from bytebound.cli.prompt import parse_ids, read_file, read_prompt
+from bytebound.errors import InvalidRequestError
 from bytebound.results import StreamEvent, TokenLogprob
 
 if TYPE_CHECKING:
     from bytebound.cli.answer import Answer
     from bytebound.engine import Engine
+    from bytebound.grammar import Grammar
     from bytebound.sampling import SamplingParams
     from bytebound.text.tokenizer import Tokenizer
 
@@ -40,6 +42,13 @@ def generate(
     ] = False,
     system: opt.System = None,
     thinking: opt.Thinking = None,
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Hold the answer to the JSON schema in this file; thinking before it is free.",
+        ),
+    ] = None,
     json_: opt.Json = False,
     max_tokens: opt.MaxTokens = None,
     temperature: opt.Temperature = None,
@@ -113,11 +122,12 @@ def generate(
     )
     given_ids = None if ids is None else parse_ids(ids)
     text = "" if given_ids is not None else read_prompt(prompt, prompt_file)
+    grammar = None if json_schema is None else _read_schema(json_schema)
 
     from bytebound.cli.opening import open_engine, request_params
 
     engine = open_engine(loading, sampling)
-    params = request_params(engine, sampling)
+    params = replace(request_params(engine, sampling), grammar=grammar)
     if given_ids is not None:
         prompt_ids = given_ids
     elif chat:
@@ -127,6 +137,15 @@ def generate(
     else:
         prompt_ids = engine.tokenizer.encode(text)
     return _answer(engine, prompt_ids, params, model=model, as_json=json_)
+
+
+def _read_schema(path: Path) -> "Grammar":
+    from bytebound.grammar import Grammar
+
+    try:
+        return Grammar.json_schema(read_file(path, "--json-schema"))
+    except InvalidRequestError as error:
+        raise UsageError(f"--json-schema {path}: {error}") from error
 
 
 def _check_sources(prompt: str | None, prompt_file: Path | None, ids: str | None) -> None:

@@ -13,17 +13,21 @@ _ID = re.compile(r"-?[0-9]{1,18}")
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     """The prompt's text, to the last character: no line end is added or dropped."""
     if prompt_file is not None:
-        try:
-            return decoded(prompt_file.read_bytes(), str(prompt_file))
-        except OSError as error:
-            raise UsageError(
-                f"--prompt-file {prompt_file}: {error.strerror or error}; "
-                "expected a readable text file"
-            ) from error
+        return read_file(prompt_file, "--prompt-file")
     if prompt == STDIN:
         return decoded(sys.stdin.buffer.read(), "stdin")
     # Python keeps bytes of an argument that are no UTF-8 as halves of surrogate pairs.
     return decoded((prompt or "").encode("utf-8", "surrogateescape"), "--prompt")
+
+
+def read_file(path: Path, option: str) -> str:
+    """The text of the file that ``option`` names."""
+    try:
+        return decoded(path.read_bytes(), str(path))
+    except OSError as error:
+        raise UsageError(
+            f"{option} {path}: {error.strerror or error}; expected a readable text file"
+        ) from error
 
 
 def decoded(data: bytes, where: str) -> str:
