@@ -1,0 +1,150 @@
+"""Kinds of faults (docs/faults.md) that the kernels' side could have of its own."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from bytebound import Engine, SamplingParams
+from bytebound.config import ModelConfig
+from bytebound.cuda.decoder import CudaDecoder
+from bytebound.cuda.executor import CudaExecutor
+from bytebound.cuda.matrices import PackedMatrix
+from bytebound.cuda.random_weights import random_weights
+from bytebound.cuda.weights import iter_matrices
+from bytebound.decoder import HostDecoder
+from bytebound.names import resolve_model
+from bytebound.prompt_reader import PromptReader
+from bytebound.sampling import Sampler
+from bytebound.text.tokenizer import load_tokenizer
+
+from .checkpoints import random_checkpoint
+from .cuda_models import SHAPE, mtp_draft, relative_error, some_ids, with_head
+from .emulated_kernels import emulate
+from .emulated_models import CPU, cuda_executor
+from .packed import compressed_folder
+
+ROOT = Path(__file__).parents[3]
+TEXTS = (ROOT / "ARCHITECTURE.md", ROOT / "docs" / "experiments.md")
+FP8_KL = 1e-3  # nats a token of the shipped model; README.md says so
+
+
+@pytest.fixture(autouse=True)
+def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("gpu") is None:
+        emulate(monkeypatch)
+
+
+Packs = Callable[[str], bool]
+MTP_KINDS: dict[str, Packs] = {
+    "trunk in 4 bits": lambda module: with_head(module) and not module.startswith("mtp"),
+    "head in 4 bits": lambda module: with_head(module) and module.startswith("mtp"),
+    "both": with_head,
+    "neither": lambda module: False,
+}
+
+
+@pytest.mark.parametrize("kind", MTP_KINDS)
+def test_a_draft_head_is_held_as_it_is_stored(tmp_path: Path, kind: str) -> None:
+    """E16: packed or not, matrix by matrix; each of them drafts and changes no token."""
+    packs, more = MTP_KINDS[kind], {"dtype": torch.bfloat16, **SHAPE}
+    folder = (
+        random_checkpoint(tmp_path, **more).folder
+        if kind == "neither"
+        else compressed_folder(tmp_path, group_size=128, pack=packs, **more).folder
+    )
+    executor = cuda_executor(folder, max_len=128)
+    mtp = executor.weights.mtp
+    assert mtp is not None
+    for record, kinds in ((executor.weights.layers, "trunk in 4 bits"), (mtp, "head in 4 bits")):
+        packed = any(isinstance(one, PackedMatrix) for one in iter_matrices(record))
+        assert packed == (kind in (kinds, "both"))
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    plain = Engine(executor, config=executor.config).generate(some_ids(20), params)
+    draft = mtp_draft(executor)
+    decoder = CudaDecoder(executor, draft, 3)
+    own = Engine(executor, draft=draft, decoder=decoder, config=executor.config)
+    result = own.generate(some_ids(20), params)
+    assert result.token_ids == plain.token_ids and result.stats.drafted > 20
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_guesses_keep_to_the_draft_vocabulary_and_the_text_does_not(
+    tmp_path: Path, temperature: float
+) -> None:
+    """E23: what is guessed is an id of the model, not a place in the subset."""
+    config = ModelConfig.from_folder(random_checkpoint(tmp_path, **SHAPE).folder)
+    ids = torch.arange(41, 360, 23, dtype=torch.int32)
+    weights = random_weights(config, dtype=torch.float16, device=CPU, draft_ids=ids)
+    executor = CudaExecutor(weights, config, max_len=128)
+    params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=temperature, seed=3)
+    decoder = CudaDecoder(executor, mtp_draft(executor), 3)
+    sampler = Sampler(params, some_ids(9), executor.vocab_size, frozenset(), 3)
+    step, text, guessed = decoder.begin(some_ids(9), sampler, 60), list[int](), set[int]()
+    while len(text) < 60:
+        text += list(step.tokens)
+        guessed |= set(step.guesses)
+        step = decoder.advance(list(step.tokens))
+    assert len(guessed) > 3 and guessed <= set(ids.tolist())
+    assert not set(text) <= set(ids.tolist())
+    if temperature == 0:
+        plain = Engine(executor, config=config, decoder=HostDecoder(executor, None, 1))
+        assert text[:60] == plain.generate(some_ids(9), params).token_ids
+
+
+def test_the_draft_head_sees_every_position_of_a_prompt(tmp_path: Path) -> None:
+    """E24: its keys and values are the same however the prompt is cut, but for rounding."""
+    folder = random_checkpoint(tmp_path, **SHAPE).folder
+    prompt, found = some_ids(90), []
+    for chunk in (5, 32, 89, 90):
+        executor = cuda_executor(folder, max_len=128, chunk=chunk)
+        draft = mtp_draft(executor)
+        PromptReader(executor, draft).read(prompt)
+        assert draft.length == len(prompt) - 1
+        kv = draft.head.kv
+        found.append(torch.cat((kv.k[:, : len(prompt)], kv.v[:, : len(prompt)])).float())
+        assert not found[-1][:, len(prompt) - 1].any()  # its row needs the id that comes next
+        assert found[-1][:, : len(prompt) - 1].abs().amax(-1).min() > 0
+    for one in found[1:]:
+        rows = zip(found[0].unbind(1)[:-1], one.unbind(1)[:-1], strict=True)
+        assert max(relative_error(a, b) for a, b in rows) < 5e-2
+
+
+def divergence(exact: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+    """KL of each row of logits [T, vocab], in nats."""
+    p, q = exact.double().log_softmax(-1), rounded.double().log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1)
+
+
+def text_ids(count: int) -> list[int]:
+    tokenizer = load_tokenizer(resolve_model("tiny"))
+    assert tokenizer is not None
+    ids = tokenizer.encode("".join(one.read_text(encoding="utf-8") for one in TEXTS))[:count]
+    assert len(ids) == count
+    return ids
+
+
+def test_a_float8_cache_costs_next_to_nothing() -> None:
+    """E38: the KL against a cache in 16 bits, which is not 0."""
+    rows = [
+        cuda_executor(resolve_model("tiny"), max_len=640, kv_dtype=kind, chunk=160).score(
+            text_ids(600)
+        )
+        for kind in (None, torch.float8_e4m3fn)
+    ]
+    assert 0 < float(divergence(*rows).mean()) < FP8_KL
+
+
+@pytest.mark.gpu
+def test_a_float8_cache_costs_next_to_nothing_on_a_gpu() -> None:
+    """E38: over four thousand positions, read as a prompt; it does not grow with the position."""
+    ids = text_ids(4000)
+    rows = [
+        Engine.from_pretrained(
+            "tiny", backend="cuda", draft="none", kv_dtype=kind, max_len=4096
+        ).score(ids)
+        for kind in ("bfloat16", "fp8")
+    ]
+    found = divergence(*rows)
+    assert 0 < float(found.mean()) < FP8_KL
+    assert float(found[3000:].mean()) < 1.5 * float(found[:1000].mean())
