@@ -24,7 +24,12 @@ from bytebound import (
     TokenizerMissingError,
 )
 from bytebound.budgeted_stream import stream_with_budget
+from bytebound.config import ModelConfig
 from bytebound.constraint import Constraint
+from bytebound.cuda.decoder import CudaDecoder
+from bytebound.cuda.executor import CudaExecutor
+from bytebound.cuda.random_weights import random_weights
+from bytebound.drafts import NgramDraft
 from bytebound.executor import Observer
 from bytebound.grammar_compiler import MOST_KEPT, MOST_KEPT_CHARS, GrammarCompiler
 from bytebound.philox import Purpose
@@ -34,6 +39,8 @@ from bytebound.text.thinking_budget import ThinkingBudget
 from bytebound.text.tokenizer import Tokenizer
 
 from .checkpoints import random_checkpoint
+from .cuda_models import SHAPE, mtp_draft
+from .emulated_kernels import emulate
 from .grammar_walks import PADDING, SCHEMAS, allowed_ids, compiler, end_of
 from .test_sampling_distribution import SIGNIFICANCE, p_value
 
@@ -643,3 +650,52 @@ class TestDistribution:
         assert stood > 500 or kind != "held"
         wrong = expected.sqrt() / expected.sqrt().sum()
         assert p_value(counts, wrong) < 1e-6
+
+
+class TestCudaBackend:
+    """Its sampler on the device knows no grammar: such a request is the host loop's."""
+
+    @pytest.fixture
+    def executor(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CudaExecutor:
+        emulate(monkeypatch)
+        config = ModelConfig.from_folder(random_checkpoint(tmp_path, **SHAPE).folder)
+        weights = random_weights(config, dtype=torch.float16, device=torch.device("cpu"), seed=5)
+        return CudaExecutor(weights, config, max_len=256)
+
+    def engine(self, executor: CudaExecutor, tokenizer: Tokenizer, draft: str) -> Engine:
+        made = {"none": None, "mtp": mtp_draft(executor), "ngram": NgramDraft()}[draft]
+        return Engine(
+            executor,
+            draft=made,
+            decoder=CudaDecoder(executor, made, 4),
+            tokenizer=tokenizer,
+            config=executor.config,
+            end_ids=[end_of(tokenizer)],
+        )
+
+    def test_drafts_change_no_token_and_other_requests_stay_on_the_device(
+        self, executor: CudaExecutor, tokenizer: Tokenizer
+    ) -> None:
+        prompt, free = tokenizer.encode("the fox"), SamplingParams(max_tokens=8)
+        schema = {**POINT, "properties": {**POINT["properties"], "on": SHORT}}
+        answers, others = set(), set()
+        for draft in ("none", "mtp", "ngram"):
+            engine = self.engine(executor, tokenizer, draft)
+            others.add(tuple(engine.generate(prompt, free).token_ids))
+            assert engine.decoder._sampler is not None  # type: ignore[attr-defined]
+            result = engine.generate(prompt, under(schema, max_tokens=150))
+            assert engine.decoder._sampler is None  # type: ignore[attr-defined]
+            assert result.finish_reason == "stop"
+            jsonschema.validate(json.loads(result.text), schema)
+            assert draft != "mtp" or result.stats.drafted > 0
+            answers.add(tuple(result.token_ids))
+            others.add(tuple(engine.generate(prompt, free).token_ids))
+        assert len(answers) == len(others) == 1
+
+    def test_sampled_answers_repeat(self, executor: CudaExecutor, tokenizer: Tokenizer) -> None:
+        engine = self.engine(executor, tokenizer, "mtp")
+        for seed in range(4):
+            params = under(POINT, temperature=1.0, seed=seed)
+            result = engine.generate([5, 6], params)
+            jsonschema.validate(json.loads(result.text), POINT)
+            assert engine.generate([5, 6], params).token_ids == result.token_ids
