@@ -58,7 +58,8 @@ class PromptReader:
         self.cached_tokens = 0
         """Ids of the last prompt that were not processed again."""
         self.before_pass: Callable[[], None] | None = None
-        """Called before each pass: what it raises ends the prompt there."""
+        """Called before each pass: what it raises ends the prompt there. The same prompt goes on
+        from there."""
         self.beginnings = Beginnings()
         self.parked: ParkedConversations | None = None
         self._resident = ReadPrompt()
@@ -92,18 +93,34 @@ class PromptReader:
         kept = self._worth_keeping(prompt, stops, {*resident.snapshots, *ahead})
         resident.keep(kept)
         for stop in ahead:
-            if self.before_pass is not None:
-                self.before_pass()
+            self._ask_to_go_on(position)
             row = self._pass(prompt, position, stop)
             position = resident.length = stop
             if position in kept:
-                with _if_memory_allows():  # a state less costs time, not the request
-                    resident.snapshots[position] = self.executor.snapshot()
+                self._keep_state(position)
         if self._most_snapshots and not bool(row.isfinite().all()):
             resident.snapshots.clear()  # whatever the reason, it is not to outlive the request
             if self.parked is not None:
                 self.parked.clear()
         return row
+
+    def _ask_to_go_on(self, position: int) -> None:
+        """Call ``before_pass``; where it ends the prompt, what was read so far is not lost."""
+        if self.before_pass is None:
+            return
+        try:
+            self.before_pass()
+        except BaseException:
+            kept = self._resident.snapshots
+            if position > 0 and position not in kept and self._most_snapshots > 0:
+                if len(kept) == self._most_snapshots:
+                    kept.pop(min(kept))
+                self._keep_state(position)
+            raise
+
+    def _keep_state(self, position: int) -> None:
+        with _if_memory_allows():  # a state less costs time, not the request
+            self._resident.snapshots[position] = self.executor.snapshot()
 
     def _start(self, prompt: list[int], stops: list[int]) -> tuple[int, torch.Tensor]:
         """Go back to the deepest state that serves: its position, and the logits there."""
