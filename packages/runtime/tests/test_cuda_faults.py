@@ -1,11 +1,11 @@
 """Kinds of faults (docs/faults.md) that the kernels' side could have of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
 import pytest
 import torch
-from bytebound import Engine, SamplingParams
+from bytebound import Engine, OutOfMemoryError, SamplingParams
 from bytebound.config import ModelConfig
 from bytebound.cuda.decoder import CudaDecoder
 from bytebound.cuda.executor import CudaExecutor
@@ -148,3 +148,41 @@ def test_a_float8_cache_costs_next_to_nothing_on_a_gpu() -> None:
     found = divergence(*rows)
     assert 0 < float(found.mean()) < FP8_KL
     assert float(found[3000:].mean()) < 1.5 * float(found[:1000].mean())
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the work", "behind it"])
+@pytest.mark.parametrize("call", [1, 3])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
+def test_a_turn_that_was_interrupted_leaves_no_trace(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException],
+    call: int,
+    after: bool,
+) -> None:
+    """Ctrl-C, or no memory, while a turn is launched: the next request is right."""
+    config = ModelConfig.from_folder(random_checkpoint(tmp_path, **SHAPE).folder)
+    weights = random_weights(config, dtype=torch.float16, device=CPU, seed=5)
+    executor = CudaExecutor(weights, config, max_len=128)
+    draft = mtp_draft(executor)
+    decoder = CudaDecoder(executor, draft, 3)
+    own = Engine(executor, draft=draft, decoder=decoder, config=config)
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    expected = own.generate(some_ids(9), params).token_ids
+    run, calls = decoder._recordings.run, list[object]()
+
+    def failing(key: Hashable) -> None:
+        calls.append(key)
+        if len(calls) == call and not after:
+            raise error
+        run(key)
+        if len(calls) == call:
+            raise error
+
+    monkeypatch.setattr(decoder._recordings, "run", failing)
+    wanted = KeyboardInterrupt if error is KeyboardInterrupt else OutOfMemoryError
+    with pytest.raises(wanted):
+        own.generate(some_ids(30, seed=4), params)
+    assert len(calls) == call
+    assert own.generate(some_ids(9), params).token_ids == expected
+    assert own.generate(some_ids(9), params).token_ids == expected
