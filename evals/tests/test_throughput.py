@@ -14,7 +14,8 @@ from bytebound_evals.speed.drafts import DraftSpec
 from bytebound_evals.speed.limits import ReadBandwidth
 from bytebound_evals.speed.prompts import speed_prompts
 from bytebound_evals.speed.record import note_of
-from bytebound_evals.speed.throughput import Measured, Settings, Throughput
+from bytebound_evals.speed.settings import Settings
+from bytebound_evals.speed.throughput import Measured, Throughput
 
 STEPS = [[5], [7, 8, 9], [10, 11, 12], [13, 14, 15], [16, 17, 18]]
 PLAN = MemoryPlan(1000, 0, 0, 0, 2_000_000, 0, 0, 0, 0, 0)  # 2,000 bytes of KV a position
@@ -122,6 +123,28 @@ def test_every_engine_is_loaded_as_asked_and_reads_whole_prompts(loader: Loader)
     assert loader.asked[2]["draft"].name == "forced"
 
 
+def test_rates_of_a_forced_draft_share_an_engine(loader: Loader) -> None:
+    metrics = measure("none", "forced:2@1", "forced:2@0", "forced:3@1").metrics
+    assert [asked["num_draft_tokens"] for asked in loader.asked] == [4, 2, 3]
+    assert metrics["forced2@1_100.acceptance"].median == 1
+    assert metrics["forced2@0_100.acceptance"].median == 0
+    assert metrics["forced2@0_100.same_tokens"].median == 1
+
+
+def test_drafts_may_leave_depths_out(loader: Loader) -> None:
+    depths = {"depths": (100, 200), "draft_depths": (100,)}
+    metrics = measure("none", "forced:2@1", **depths).metrics
+    assert {"plain_100.tok_s", "plain_200.tok_s", "forced2@1_100.tok_s"} <= metrics.keys()
+    assert not any(name.startswith("forced2@1_200") for name in metrics)
+    with pytest.raises(UsageError, match="--draft-depth 300: expected one of the depths"):
+        measure("none", "forced:2@1", depths=(100, 200), draft_depths=(300,))
+
+
+def test_the_case_says_what_kv_is_kept_in(loader: Loader) -> None:
+    (case,) = {str(one.case["kv_dtype"]) for one in measure("none").metrics.values()}
+    assert case == "auto"  # of a plan that does not say
+
+
 def test_no_mtp_head_is_an_error_and_not_plain_decoding(loader: Loader) -> None:
     loader.with_mtp = False
     with pytest.raises(InvalidSettingError, match="no MTP head"):
@@ -164,9 +187,10 @@ def test_the_recorded_command_says_the_same() -> None:
         backend="cuda",
         kv_dtype="fp8",
         drafts=(DraftSpec("none"), DraftSpec("forced", 3, 0.25)),
+        draft_depths=(),
         prompts=tuple(speed_prompts(["chat"])),
         stop_at_end=True,
     )
     words = "--model m --backend cuda --kv-dtype fp8 --draft none --draft forced:3@0.25 --depth 0"
-    words += " --prompt chat --tokens 128 --samples 5 --stop-at-end"
+    words += " --draft-depth 0 --prompt chat --tokens 128 --samples 5 --stop-at-end"
     assert settings.arguments() == ["throughput", *words.split()]

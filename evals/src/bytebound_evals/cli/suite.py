@@ -128,7 +128,7 @@ def suite(
     from bytebound_evals.report.build import read_sources
     from bytebound_evals.speed.drafts import DraftSpec
     from bytebound_evals.speed.limits import read_bandwidth
-    from bytebound_evals.speed.throughput import Settings
+    from bytebound_evals.speed.settings import Settings
     from bytebound_evals.suite.forms import Calibration, given_forms, made_forms
     from bytebound_evals.suite.quality import QualitySettings
     from bytebound_evals.suite.run import Suite

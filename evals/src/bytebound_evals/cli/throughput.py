@@ -46,6 +46,14 @@ def throughput(
             "Default: 512 and 2048.",
         ),
     ] = None,
+    draft_depth: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N",
+            help="One of the depths, for drafts to be measured at; may be repeated, 0 for none. "
+            "Default: all.",
+        ),
+    ] = None,
     prompt: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,7 +93,8 @@ def throughput(
     from bytebound_evals.results import write_result
     from bytebound_evals.speed.limits import read_bandwidth
     from bytebound_evals.speed.record import speed_result
-    from bytebound_evals.speed.throughput import Settings, Throughput
+    from bytebound_evals.speed.settings import Settings
+    from bytebound_evals.speed.throughput import Throughput
 
     check_file("--out", out)
     settings = Settings(
@@ -98,6 +107,7 @@ def throughput(
         drafts=tuple(map(DraftSpec.parse, draft or default_drafts(model))),
         prompts=chosen_prompts(prompt),
         depths=chosen_depths(depth),
+        draft_depths=None if draft_depth is None else chosen_depths(draft_depth),
         new_tokens=tokens,
         samples=samples,
         stop_at_end=stop_at_end,
@@ -130,7 +140,7 @@ def chosen_depths(depths: list[int] | None) -> tuple[int, ...]:
 
 def default_drafts(model: str) -> tuple[str, ...]:
     """Plain and every draft that a model can have; guesses mean nothing to random weights."""
-    from bytebound_evals.speed.throughput import RANDOM
+    from bytebound_evals.speed.settings import RANDOM
 
     if model.startswith(RANDOM):
         return DEFAULT_RANDOM_DRAFTS

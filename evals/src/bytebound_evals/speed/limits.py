@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from bytebound import Engine
 
 READ_METRIC = "read_gb_s"
+MEASURED = "measured before"
 BUDGET_CONTEXT = 1024  # cached positions that an engine's bytes_per_token are counted at
 
 
@@ -22,6 +23,8 @@ class ReadBandwidth:
 
     gb_s: float
     source: str
+    samples: tuple[float, ...] = ()
+    """What ``gb_s`` is the median of, where that is known."""
 
 
 def read_bandwidth(
@@ -41,13 +44,14 @@ def read_bandwidth(
         metric = read_result(card_file).metrics.get(READ_METRIC)
         if metric is None:
             raise ResultError(f"{card_file}: no metric {READ_METRIC}; expected a card.json")
-        return ReadBandwidth(metric.median, card_file.name)
+        return ReadBandwidth(metric.median, card_file.name, metric.samples)
     if not on_gpu:
         return None
     from bytebound_kernels.bench.cases import measure_read_bandwidth
     from bytebound_kernels.bench.memory import find_backend
 
-    return ReadBandwidth(measure_read_bandwidth(find_backend(), 10).median, "measured before")
+    found = measure_read_bandwidth(find_backend(), 10)
+    return ReadBandwidth(found.median, MEASURED, tuple(found.samples))
 
 
 def bytes_per_token(engine: "Engine", context: float) -> float | None:

@@ -1,13 +1,14 @@
 """Prefill and decode of one engine: at several depths, per prompt, plain and with every draft.
 
-Only the engine's public surface is used. One engine at a time is loaded, one for each draft; within
-it the prompts take turns, round after round, after one round that is not counted.
+Only the engine's public surface is used. One engine at a time is loaded, one for each draft, or for
+all rates of a forced one; within a draft the prompts take turns, round after round, after one round
+that is not counted.
 """
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from bytebound.backends import choose_backend
@@ -19,7 +20,7 @@ from bytebound_evals.model_run import free_memory
 from bytebound_evals.results import Metric
 from bytebound_evals.speed.drafts import DraftSpec, ForcedDraft
 from bytebound_evals.speed.limits import ReadBandwidth, bytes_per_token, percent_of_limit
-from bytebound_evals.speed.prompts import Prompt, prompt_ids, text_ids
+from bytebound_evals.speed.prompts import prompt_ids, text_ids
 from bytebound_evals.speed.samples import (
     EXACT,
     SPEED_TOLERANCE_PCT,
@@ -29,76 +30,12 @@ from bytebound_evals.speed.samples import (
     geometric_mean,
     prefill_metrics,
 )
+from bytebound_evals.speed.settings import Settings
 
 if TYPE_CHECKING:
     from bytebound import Engine, GenerationResult
 
-RANDOM = "random:"
-DEFAULT_LEN = 8192
 Report = Callable[[str, Sample], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What is measured, and how often."""
-
-    model: str
-    backend: str = "auto"
-    device: str | None = None
-    dtype: str | None = None
-    kv_dtype: str = "auto"
-    max_len: int | None = None
-    drafts: tuple[DraftSpec, ...] = (DraftSpec("none"),)
-    prompts: tuple[Prompt, ...] = ()
-    depths: tuple[int, ...] = ()
-    new_tokens: int = 128
-    samples: int = 5
-    stop_at_end: bool = False
-
-    @property
-    def is_random(self) -> bool:
-        """Random weights: right for speed, and without meaning for acceptance."""
-        return self.model.startswith(RANDOM)
-
-    def arguments(self) -> list[str]:
-        """The command line that says the same, the model without its folder."""
-        words = ["throughput", "--model", self.name, "--backend", self.backend]
-        for option, value in (
-            ("--device", self.device),
-            ("--dtype", self.dtype),
-            ("--max-len", self.max_len),
-        ):
-            words += [] if value is None else [option, str(value)]
-        words += [] if self.kv_dtype == "auto" else ["--kv-dtype", self.kv_dtype]
-        for draft in self.drafts:
-            words += ["--draft", draft.word]
-        for depth in self.depths or (0,):
-            words += ["--depth", str(depth)]
-        for name in [prompt.name for prompt in self.prompts] or ["none"]:
-            words += ["--prompt", name]
-        words += ["--tokens", str(self.new_tokens), "--samples", str(self.samples)]
-        return [*words, "--stop-at-end"] if self.stop_at_end else words
-
-    @property
-    def name(self) -> str:
-        """The model without the folders of one machine."""
-        kind = RANDOM if self.is_random else ""
-        return kind + Path(self.model.removeprefix(kind)).name
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the model will run on a GPU: the one rule that the engine has, too."""
-        import torch
-
-        if self.backend == "cuda":
-            return True
-        return torch.cuda.is_available() if self.device is None else self.device != "cpu"
-
-    @property
-    def length(self) -> int | None:
-        """Positions to load for: what the depths need, if that is more than an engine's default."""
-        needed = max((0, *self.depths)) + self.new_tokens
-        return needed if self.max_len is None and needed > DEFAULT_LEN else self.max_len
 
 
 @dataclass(slots=True)
@@ -160,6 +97,9 @@ class Throughput:
             )
         if not self.settings.prompts and not self.settings.depths:
             raise UsageError("nothing to measure: give a --prompt or a --depth")
+        for depth in self.settings.draft_depths or ():
+            if depth not in self.settings.depths:
+                raise UsageError(f"--draft-depth {depth}: expected one of the depths")
 
     def run(self) -> Measured:
         """Measure everything.
@@ -169,13 +109,19 @@ class Throughput:
             ByteboundError: what the engine refuses.
         """
         measured = Measured()
-        for draft in self.settings.drafts:
-            engine, forced = self._load(draft)
-            self._run_draft(engine, forced, draft, measured)
-            del engine
+        for _, drafts in groupby(self.settings.drafts, key=_engine_of):
+            self._run_engine(list(drafts), measured)
             free_memory()
         self._add_suite_means(measured)
         return measured
+
+    def _run_engine(self, drafts: Sequence[DraftSpec], measured: Measured) -> None:
+        """Drafts that one engine serves, one after the other."""
+        engine, forced = self._load(drafts[0])
+        for draft in drafts:
+            if forced is not None and draft.rate is not None:
+                forced.rate = draft.rate
+            self._run_draft(engine, forced, draft, measured)
 
     def _load(self, draft: DraftSpec) -> "tuple[Engine, ForcedDraft | None]":
         import torch
@@ -241,18 +187,19 @@ class Throughput:
         s = self.settings
         tokenizer = None if s.is_random else engine.tokenizer
         backend = choose_backend(s.backend, engine.config, s.device, s.dtype).name
+        plan = engine.memory_plan
         common = {
             "engine": "bytebound",
             "model": s.name,
             "backend": backend,
-            "dtype": "bfloat16" if backend == "cuda" else _dtype_name(engine, s),
-            "kv_dtype": s.kv_dtype,
+            "dtype": _dtype_name(engine, s, backend),
+            "kv_dtype": s.kv_dtype if plan is None else plan.kv_dtype or s.kv_dtype,
             "ids": "bytes" if tokenizer is None else "tokens",
             "new_tokens": s.new_tokens,
             "temperature": 0,
             **draft.case(),
         }
-        for depth in s.depths:
+        for depth in s.depths_of(draft):
             ids = text_ids(depth, tokenizer)
             case = {**common, "prompt_tokens": depth}
             yield _Job(f"{draft.label}_{depth_label(depth)}", ids, case, None)
@@ -380,7 +327,18 @@ def _key(job: _Job) -> str:
     return f"depth {len(job.ids)}" if job.prompt is None else job.prompt
 
 
-def _dtype_name(engine: "Engine", settings: Settings) -> str:
+def _engine_of(draft: DraftSpec) -> tuple[str, int]:
+    """Equal for drafts that one engine serves: a forced one takes any rate."""
+    return draft.kind, draft.count
+
+
+def _dtype_name(engine: "Engine", settings: Settings, backend: str) -> str:
+    """What activations are computed in."""
+    if backend == "cuda":
+        from bytebound.cuda.executor import CudaExecutor
+
+        if isinstance(engine.executor, CudaExecutor):
+            return str(engine.executor.weights.dtype).removeprefix("torch.")
     if settings.dtype is not None:
         return settings.dtype
     return engine.config.dtype or "bfloat16" if settings.on_gpu else "float32"

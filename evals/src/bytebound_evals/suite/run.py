@@ -18,7 +18,8 @@ from bytebound_evals.report.series import Source
 from bytebound_evals.results import Result, write_result
 from bytebound_evals.speed.limits import ReadBandwidth
 from bytebound_evals.speed.record import PROGRAM, speed_result
-from bytebound_evals.speed.throughput import Settings, Throughput
+from bytebound_evals.speed.settings import Settings
+from bytebound_evals.speed.throughput import Throughput
 from bytebound_evals.suite.forms import Calibration, Form, check_made, form_keys, make_form
 from bytebound_evals.suite.quality import QualitySettings, check_quality, measure_quality
 
