@@ -9,10 +9,12 @@ import pytest
 import torch
 from bytebound import Engine, SamplingParams
 from bytebound.config import ModelConfig
+from bytebound.cuda.cycle import Form
 from bytebound.cuda.decoder import CudaDecoder
 from bytebound.cuda.executor import CudaExecutor
 from bytebound.cuda.graphs import Recordings
 from bytebound.cuda.random_weights import random_weights
+from bytebound.cuda.sampling import Choice
 from bytebound.drafts import Draft, NgramDraft
 
 from .checkpoints import random_checkpoint
@@ -34,6 +36,21 @@ def triton_kernels() -> list[Any]:
     modules: tuple[ModuleType, ...] = (_attention_kernels, _gdn_kernels)
     found = [one for module in modules for one in vars(module).values()]
     return [one for one in found if isinstance(one, jit.JITFunction) and "kernel" in one.__name__]
+
+
+def forms_in_use(draft: str, count: int, adaptive: bool) -> set[Hashable]:
+    """Greedy and drawn, the first token and a turn of each number of guesses that can be asked for.
+
+    Drafts that the host makes may be fewer than asked for; those of the head are as many.
+    """
+    by_head, found = draft == "mtp", set[Hashable]()
+    counts = range(count + 1) if adaptive or draft in ("ngram", "wrong") else [count]
+    for sampled in (False, True):
+        found.add(("first", Form(Choice(0, sampled=sampled))))
+        for guesses in [0] if draft == "none" else counts:
+            choice = Choice(guesses, sampled=sampled, drawn_drafts=sampled and by_head)
+            found.add(("turn", Form(choice, by_head=by_head)))
+    return found
 
 
 @pytest.fixture
@@ -93,6 +110,7 @@ def test_every_form_was_run_before(
     engine = started(executor, draft, count, adaptive)
     known = set(keys)
     assert len(keys) == len(known), "a form was prepared twice"
+    assert known == forms_in_use(draft, count, adaptive)
     keys.clear()
     send_every_kind(engine, (1, 65), SHAPE["vocab_size"])
     assert keys and not set(keys) - known, set(keys) - known
@@ -157,7 +175,7 @@ def test_no_request_records_or_compiles(
     # The product and the state of a prompt are of one kernel each: all but the one that only
     # PyTorch's attention needs.
     assert {name for name, variants in before[0].items() if not variants} == {"gate_kernel"}
-    assert len(before[1]) >= 4
+    assert before[1] == forms_in_use(draft, count, adaptive)
     send_every_kind(engine, (1, 65, 300, 5000), 4000)
     choose = random.Random(1)
     engine.score([choose.randrange(4000) for _ in range(777)])
