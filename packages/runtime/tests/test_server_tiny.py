@@ -12,6 +12,9 @@ from .server_runs import Served, served
 
 ASK: list[Any] = [{"role": "user", "content": "What is 2 + 3?"}]
 PROMPT = "Once upon a time there was"
+DRAWN: dict[str, Any] = {"temperature": 2, "seed": 5}
+END_ID = 4078
+ENDED: dict[str, Any] = {"logit_bias": {str(END_ID): 99}}  # ends at once unless it must not
 COLD: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 12}
 
 
@@ -95,6 +98,12 @@ def test_thinking_is_off_where_it_is_said_so(tiny: Served) -> None:
         ({"max_tokens": 60}, {"max_tokens": 60, "presence_penalty": 2}),
         ({"max_tokens": 60}, {"max_tokens": 60, "frequency_penalty": 2}),
         ({}, {"max_tokens": 3}),
+        (DRAWN, {**DRAWN, "top_k": 2}),
+        (DRAWN, {**DRAWN, "top_p": 0.3}),
+        (DRAWN, {**DRAWN, "min_p": 0.5}),
+        ({}, {"logit_bias": {"198": 99}}),
+        ({"stop": ["zzz"]}, {"stop": [" "]}),
+        (ENDED, {**ENDED, "min_tokens": 4}),
     ],
 )
 def test_a_parameter_has_its_effect(
@@ -109,6 +118,13 @@ def test_parameters_that_keep_one_id_are_greedy(tiny: Served) -> None:
     for kept in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}):
         assert text(tiny, temperature=2, seed=5, **kept) == greedy
     assert text(tiny, temperature=2, seed=5) != greedy
+
+
+def test_an_end_can_be_ignored(tiny: Served) -> None:
+    for more, count in (({}, 1), ({"ignore_eos": True}, COLD["max_tokens"])):
+        answer = tiny.post("/v1/completions", {**COLD, **ENDED, **more}).json()
+        assert answer["usage"]["completion_tokens"] == count
+        assert answer["choices"][0]["finish_reason"] == ("stop" if count == 1 else "length")
 
 
 def test_ids_can_be_banned_and_stop(tiny: Served) -> None:
