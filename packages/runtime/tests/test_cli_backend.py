@@ -39,7 +39,7 @@ def test_info_of_random_weights(run: Run) -> None:
     assert plan["random_weights"] is True and plan["kv_dtype"] == "float16"
     sizes = {name: size for name, size in plan.items() if isinstance(size, int)}
     assert plan["available"] is plan["largest_max_len"] is None
-    for label in ("total", "max_len", "random_weights"):
+    for label in ("total", "max_len", "random_weights", "conversations"):
         sizes.pop(label)
     assert sum(sizes.values()) == plan["total"] and 16e9 < plan["total"] < 20e9
     shown = run("info", "-m", RANDOM).out
