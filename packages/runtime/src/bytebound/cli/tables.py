@@ -56,7 +56,7 @@ _PLAN_ROWS = {
     "graphs": "recorded passes",
     "cuda_context": "CUDA itself",
     "total": "total",
-    "conversations": "parked conversations, on the host",
+    "conversations": "parked, on the host",
 }
 
 
