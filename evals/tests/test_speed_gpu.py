@@ -33,8 +33,14 @@ def test_a_card_is_measured_against_its_limit(cli: Cli, shape: str, tmp_path: Pa
     assert outcome.code == 0, outcome
     found = read_result(out)
     assert {"gpu", "driver", "cuda", "power_limit_w", "clocks"} <= found.machine.keys()
-    assert found.metrics["read_gb_s"].case["source"] == "measured before"
-    assert 0 < found.metrics["plain_600.percent_of_limit"].median < 100
+    read = found.metrics["read_gb_s"]
+    assert read.case["source"] == "measured before"
+    assert len(read.samples) == 10
+    plain = found.metrics["plain_600.tok_s"]
+    assert (plain.case["dtype"], plain.case["kv_dtype"]) == ("float16", "float16")
+    per_token = found.metrics["plain_600.bytes_per_token"].median
+    share = [100 * speed * per_token / (1e9 * read.median) for speed in plain.samples]
+    assert list(found.metrics["plain_600.percent_of_limit"].samples) == pytest.approx(share)
     for label in ("mtp3", "forced3@0.5"):
         for stem in (f"{label}_600", f"json.{label}"):
             assert found.metrics[f"{stem}.same_tokens"].median == 1
