@@ -171,6 +171,25 @@ class TestWhatIsParked:
             talk = [*talk, 20, TURN, 21, 22]
         assert parked(reader).num_bytes == 0
 
+    def test_a_text_that_grows_without_turns_is_not(self, model: Model) -> None:
+        """Its old end is of no use, however far it lies behind the last cut."""
+        reader, text = model.reader(parked=PLENTY), [10 + i % 99 for i in range(CHUNK - 1)]
+        for _ in range(3):
+            rows_for(reader, text)
+            text = [*text, *range(30, 30 + CHUNK)]
+        assert parked(reader).num_bytes == 0
+        rows_for(reader, [*text[:5], 9])  # but one that parts from it
+        assert parked(reader).count == 1
+
+    def test_what_is_forgotten_does_not_come_back(self, model: Model) -> None:
+        reader, cold = model.reader("mtp", parked=PLENTY), model.reader("mtp", snapshots=0)
+        for seed in (1, 2):
+            rows_for(reader, conversation(seed))
+        reader.forget()
+        assert parked(reader).num_bytes == reader.kept_bytes == 0
+        for seed in (1, 2):
+            assert rows_for(reader, conversation(seed), cold) == 60
+
     def test_what_two_share_is_held_once(self, model: Model) -> None:
         reader, start = model.reader(parked=PLENTY), conversation(1, 96)
         talks = [[*start, *conversation(seed, 40)] for seed in (2, 3)]

@@ -190,8 +190,10 @@ class TestBudget:
         assert "conversations" not in dict(engine.memory_plan.rows())
         assert (engine.reader.parked is None) == (expected == 0)
 
-    def test_by_default_it_holds_four_contexts(self, folder: Path) -> None:
-        plan = Engine.from_pretrained(folder, device="cpu", draft="mtp", max_len=300).memory_plan
+    def test_left_to_the_engine_it_holds_four_contexts(self, folder: Path) -> None:
+        given: dict[str, Any] = {"device": "cpu", "draft": "mtp", "max_len": 300}
+        assert Engine.from_pretrained(folder, **given).reader.parked is None
+        plan = Engine.from_pretrained(folder, **given, conversation_bytes=None).memory_plan
         assert plan is not None
         assert plan.conversations == 4 * (plan.kv + plan.mtp_kv + plan.snapshots)
 

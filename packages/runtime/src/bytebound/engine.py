@@ -100,7 +100,7 @@ class Engine:
         draft_vocab: str | PathLike[str] | None = None,
         seed: int | None = None,
         snapshot_bytes: int | str | None = None,
-        conversation_bytes: int | str | None = None,
+        conversation_bytes: int | str | None = 0,
         adaptive_depth: bool = False,
         vram_limit: int | str | None = None,
         on_progress: Progress | None = None,
@@ -126,7 +126,7 @@ class Engine:
         number or a text such as "512MiB", 0 keeps none, None the default (16 states, 1 GiB at
         most). With a Draft that cannot go back (``RewindingDraft``) none are kept.
         ``conversation_bytes`` of the host's memory hold conversations that had to make room for
-        another one, until a prompt goes on from them: 0 parks none, None is four times what the
+        another one, until a prompt goes on from them: by default none, None is four times what the
         context takes, at most 4 GiB. A Draft must allow it (``ParkableDraft``).
         ``adaptive_depth`` lets "cuda" with "mtp" guess 0 to ``num_draft_tokens`` ids a turn, as
         many as have lately been worth it. ``vram_limit``, such as "32GiB", caps what this process

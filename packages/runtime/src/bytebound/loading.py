@@ -124,7 +124,7 @@ def load_engine_parts(
     draft_vocab: str | PathLike[str] | None,
     vram_limit: int | str | None = None,
     snapshot_bytes: int | str | None = None,
-    conversation_bytes: int | str | None = None,
+    conversation_bytes: int | str | None = 0,
     adaptive_depth: bool = False,
     on_progress: Progress | None = None,
 ) -> EngineParts:

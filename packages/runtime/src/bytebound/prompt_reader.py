@@ -104,6 +104,12 @@ class PromptReader:
                 self.parked.clear()
         return row
 
+    def forget(self) -> None:
+        """Drop all that is kept, here and on the host: nobody will go on from it."""
+        self._take_over()
+        if self.parked is not None:
+            self.parked.clear()
+
     def _ask_to_go_on(self, position: int) -> None:
         """Call ``before_pass``; where it ends the prompt, what was read so far is not lost."""
         if self.before_pass is None:
@@ -158,8 +164,9 @@ class PromptReader:
     ) -> None:
         """Park the resident conversation, if ``prompt`` overwrites much of it behind ``place``."""
         resident = self._resident
+        grows = prompt[: len(resident.ids)] == resident.ids
         lost = max(resident.snapshots, default=0) - place
-        if not parking_pays(lost, self.executor.prefill_floor):
+        if grows or not parking_pays(lost, self.executor.prefill_floor):
             return
         own = resident.ids, resident.stops
         keep = self._worth_keeping(*own, {*resident.snapshots, *parked.states(*own)})

@@ -9,7 +9,7 @@ from bytebound.memory import MemoryPlan
 
 MOST_BYTES = 1 << 30  # by default: six states of a 27B model
 MOST_SNAPSHOTS = 16  # by default: more would hardly lie closer to where prompts part
-MOST_PARKED_BYTES = 4 << 30  # by default: 60,000 positions of a 27B model
+MOST_PARKED_BYTES = 4 << 30  # unless told: 60,000 positions of a 27B model
 PARKED_CONTEXTS = 4
 PARKING_PAYS = 2  # wide passes' fixed cost: what is shorter is read again as fast as it is copied
 
@@ -35,7 +35,7 @@ def with_conversations(
 ) -> MemoryPlan:
     """The plan with a budget for parked conversations in the host's memory.
 
-    ``asked`` None is the default: ``PARKED_CONTEXTS`` conversations as long as the context, at most
+    ``asked`` None is ``PARKED_CONTEXTS`` conversations as long as the context, at most
     ``MOST_PARKED_BYTES`` and half of what the host has ``available``.
     """
     if asked is None:

@@ -187,7 +187,7 @@ class EngineOptions:
     kv_dtype: str = "auto"
     draft_vocab: Path | None = None
     adaptive_depth: bool = False
-    conversation_bytes: str | None = None
+    conversation_bytes: str | None = "0"  # None: the engine's choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,8 @@ class Service:
         params = SamplingParams(max_tokens=WARM_UP_TOKENS)
 
         def stream(engine: Engine) -> Iterator[StreamEvent]:
-            return engine.stream(prompt, params)
+            yield from engine.stream(prompt, params)
+            engine.reader.forget()  # a prompt that nobody goes on from
 
         try:
             with suppress(ByteboundError):  # without a template there are no chats to be slow
