@@ -180,3 +180,29 @@ def test_tiny_answers_from_the_result_over_either_protocol(tiny: Engine) -> None
     assert (last.usage.input_tokens + (last.usage.cache_read_input_tokens or 0)) == (
         second.usage.prompt_tokens
     )
+
+
+NEVER = ["</thinks>", "<tool_calls", "Reading the files", "\n\nAnd", "fox<"]
+"""Stop strings that tags and texts begin like, and that do not come."""
+
+
+def test_stop_strings_that_do_not_come_split_nothing_otherwise(tokenizer: Tokenizer) -> None:
+    messages: list[Any] = [{"role": "user", "content": ASK}]
+    for per_step in (1, 4):
+        with served(script(tokenizer, REPLY, per_step=per_step)) as found:
+            for stop in ({}, {"stop": NEVER}):
+                asked: dict[str, Any] = {"model": MODEL, "messages": messages, **stop}
+                asked["tools"] = openai_tools(MODEL)
+                whole = found.openai.chat.completions.create(**asked).choices[0]
+                parts = gathered(found.openai.chat.completions.create(**asked, stream=True))
+                assert whole.message.content == parts["content"] == "Reading the file."
+                assert parts["reasoning"] == "let me see, 안녕 👍"
+                assert [call["name"] for call in parts["calls"].values()] == ["read", "stop"]
+                assert whole.finish_reason == parts["finish"] == "tool_calls"
+            also: dict[str, Any] = {"model": MODEL, "messages": messages, "max_tokens": 300}
+            also |= {"tools": anthropic_tools(MODEL), "thinking": {"type": "adaptive"}}
+            plain = found.anthropic.messages.create(**also)
+            with found.anthropic.messages.stream(**also, stop_sequences=NEVER) as stream:
+                rebuilt = stream.get_final_message()
+            assert without_ids(rebuilt) == without_ids(plain)
+            assert rebuilt.stop_reason == "tool_use"
