@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bytebound_evals.errors import ResultError
 from bytebound_evals.results import Result, read_result
+from bytebound_evals.suite.table import COLUMNS, form_rows
 
 BEGIN = "<!-- results:begin -->"
 END = "<!-- results:end -->"
@@ -35,11 +36,24 @@ HEADLINES = (
     ("h200/decode", "cycle4_over_plain", "such a cycle, in plain steps"),
     ("h200/prefill", "prompt_2k.tok_s", "a prompt of 2,048 tokens"),
     ("h200/prefill", "prompt_8k.tok_s", "a prompt of 8,192 tokens"),
+    ("h200/throughput", "prompt_32k.tok_s", "a prompt of 32,768 tokens"),
+    (
+        "h200/throughput",
+        "suite.plain.tok_s",
+        "plain decoding behind eight prompts, geometric mean",
+    ),
+    (
+        "h200/throughput",
+        "suite.forced4@0.7.tok_s",
+        "the same with four guesses, each forced to be right 7 times in 10; no draft head",
+    ),
     ("h200/load", "packed_27b.s", "packed weights of a 27B model from the page cache"),
     ("tiny/quality", "rtn.kl", "`tiny` rounded to 4 bits: KL from 16 bits"),
     ("tiny/quality", "gptq_mse.kl", "`tiny` in 4 bits by GPTQ: KL from 16 bits"),
 )
 """File, metric, and what it is: what a visitor looks for first. Those there are become a table."""
+FORMS = "tiny/suite"
+"""The suite's quality of the shipped model: a table of its forms."""
 NOT_RESULTS = ("tiny/corpus", "tiny/training")
 """Files that lie among the results and are none: what a model was trained on, and the run's log."""
 
@@ -58,7 +72,7 @@ def render(results: dict[str, Result]) -> str:
     """Return the block's text, without its two markers."""
     if not results:
         return NOTHING
-    blocks = [list(_render_headlines(results))]
+    blocks = [list(_render_headlines(results)), list(_render_forms(results))]
     blocks += [
         list(_render_result(name, one)) for name, one in results.items() if not one.not_measured
     ]
@@ -81,6 +95,19 @@ def _render_headlines(results: dict[str, Result]) -> Iterator[str]:
     yield "| --- | --- | --- | --- |"
     for what, metric, file in found:
         yield f"| {what} | {_number(metric.median)} | {metric.unit} | {file} |"
+
+
+def _render_forms(results: dict[str, Result]) -> Iterator[str]:
+    """The shipped model in 16 bits and in 4; nothing where it was not measured."""
+    if FORMS not in results:
+        return
+    yield f"`tiny` in 16 bits and in 4 (every detail: {FORMS}):"
+    yield ""
+    yield f"| form | {' | '.join(COLUMNS)} |"
+    yield f"|{' --- |' * (1 + len(COLUMNS))}"
+    for form, values in form_rows(results[FORMS].metrics).items():
+        cells = ("-" if value is None else _number(value) for value in values)
+        yield f"| {form} | {' | '.join(cells)} |"
 
 
 def _render_result(title: str, result: Result) -> Iterator[str]:

@@ -193,3 +193,18 @@ def test_this_repository_passes() -> None:
         [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
+
+
+def test_the_forms_of_the_shipped_model_are_a_table(root: Path) -> None:
+    def one(value: float) -> dict[str, Any]:
+        return {"unit": "x", "better": "lower", "median": value, "samples": [value], "case": {}}
+
+    metrics = {"bf16.bits_per_weight": one(16.0), "bf16.ppl": one(13.5)}
+    metrics |= {"rtn.bits_per_weight": one(4.166), "rtn.ppl": one(14.25), "rtn.kl": one(0.0704)}
+    metrics |= {"rtn.top1": one(0.8462), "arithmetic.rtn.accuracy": one(0.92)}
+    put(root, {**RESULT, "metrics": metrics}, render_results.FORMS)
+    assert run(root) == 0
+    lines = (root / "README.md").read_text().splitlines()
+    assert "| form | bits per weight | perplexity | KL, nat | top-1 | problems right |" in lines
+    assert "| bf16 | 16 | 13.5 | - | - | - |" in lines
+    assert "| rtn | 4.166 | 14.25 | 0.0704 | 0.8462 | 0.92 |" in lines

@@ -185,7 +185,7 @@ def suite(
 def quality_lines(result: "Result") -> str:
     """A line a form: bits, perplexity, KL, top-1 and the problems' share."""
     from bytebound_evals.report.build import number
-    from bytebound_evals.suite.quality import form_rows
+    from bytebound_evals.suite.table import form_rows
 
     rows: list[tuple[str, ...]] = [("form", "bits", "ppl", "KL, nat", "top-1", "problems")]
     for form, values in form_rows(result.metrics).items():

@@ -3,7 +3,7 @@
 The reference runs side by side with each form, on the same windows of the same text.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,23 +111,6 @@ def measure_quality(
         measure(form, _run(form.model, settings).open())
         free_memory()
     return metrics
-
-
-def form_rows(metrics: Mapping[str, Metric]) -> dict[str, tuple[float | None, ...]]:
-    """By form: bits, perplexity, KL, top-1, and the share of problems answered right."""
-
-    def median(name: str | None) -> float | None:
-        metric = None if name is None else metrics.get(name)
-        return None if metric is None else metric.median
-
-    rows = {}
-    for name in metrics:
-        form, _, field = name.rpartition(".")
-        if field == "bits_per_weight":
-            accuracy = next((n for n in metrics if n.endswith(f".{form}.accuracy")), None)
-            names = (name, f"{form}.ppl", f"{form}.kl", f"{form}.top1", accuracy)
-            rows[form] = tuple(map(median, names))
-    return rows
 
 
 def _problems(tokenizer: Tokenizer, settings: QualitySettings) -> ProblemSet:
