@@ -10,7 +10,7 @@ from bytebound.grammar_compiler import GrammarCompiler
 from bytebound.text.tokenizer import Tokenizer
 
 PADDING = 21  # ids of the model that the tokenizer does not have
-CLOSERS = ('"', "}", "]", '"}', '"]')
+CLOSERS = ('"', "}", "]")
 
 NODE = {
     "type": "object",
@@ -154,8 +154,10 @@ def random_answer(
         if end in ids_now and choose.random() < 0.5:
             constraint.append(end)
             return [*ids, end]
-        closers = [i for i in ids_now if tokenizer.decode([i]) in CLOSERS]
-        token = choose.choice(closers if closers and choose.random() < 0.4 else ids_now)
+        texts = {tokenizer.decode([i]): i for i in ids_now}
+        token = choose.choice(ids_now)
+        if choose.random() < 0.4:  # a quote first: inside a string the others close nothing
+            token = next((texts[mark] for mark in CLOSERS if mark in texts), token)
         constraint.append(token)
         ids.append(token)
         if token == end:

@@ -218,7 +218,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"response_format": form({"type": "string", "pattern": "(("})}, "unclosed group"),
     ({"response_format": form({"type": "string", "format": "color"})}, "Unknown format: color"),
-    ({"response_format": form({"$ref": "#"})}, "no value is valid"),
+    ({"response_format": form({"allOf": [{"$ref": "#"}]})}, "no value is valid"),
     ({"response_format": form({"enum": ["x" * 300_000]})}, "characters; at most"),
     ({"response_format": form({"multipleOf": 1000003})}, "'multipleOf'"),
     ({"response_format": {"type": "json_schema"}}, "json_schema: missing"),

@@ -90,6 +90,8 @@ def _checked(
             kept[word] = {k: _sub(v, f"{here}/{k}", resolver, multiples) for k, v in value.items()}
         elif word in _ASSERTIONS:
             _check_assertion(schema, word, place, multiples)
+            if word == "$ref" and resolver.is_circular(value):
+                _refuse(here, f"{value!r} refers to itself, so no value is valid")
             kept[word] = value
         elif word in _AT_ROOT and place == "#":
             if word == "$schema" and not any(draft in str(value) for draft in _DRAFTS):
@@ -120,6 +122,11 @@ def _check_assertion(
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
             _refuse(f"{place}/multipleOf", f"got {value!r}, expected a number above 0")
         multiples.append(Decimal(str(value)))
+    if word == "exclusiveMaximum" and value == 0 and schema.get("type") != "integer":
+        _refuse(
+            f"{place}/exclusiveMaximum",
+            "got 0 for numbers, under which -0 would pass; write a maximum just below 0",
+        )
     if word == "minProperties" and isinstance(value, int) and value > 1:
         # A grammar cannot tell whether two names are the same.
         required = schema.get("required")

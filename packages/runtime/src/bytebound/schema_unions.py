@@ -27,6 +27,15 @@ class Resolver:
             schema = self._target(schema["$ref"])
         return {}
 
+    def is_circular(self, reference: Any) -> bool:
+        """Whether a reference leads back to itself by references alone: no value is valid then."""
+        seen = list[Any]()
+        while isinstance(reference, str) and reference not in seen:
+            seen.append(reference)
+            target = self._target(reference)
+            reference = target.get("$ref") if isinstance(target, Mapping) else None
+        return reference is not None and reference in seen
+
     def _target(self, reference: Any) -> Any:
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None

@@ -14,7 +14,7 @@ from bytebound.results import GenerationStats
 from bytebound.server.anthropic_bodies import CountBody, MessagesBody
 from bytebound.server.conversation import render
 from bytebound.server.errors import RequestFailure
-from bytebound.server.formats import compiled_grammar
+from bytebound.server.formats import requested_grammar
 from bytebound.server.service import Service, json_response
 from bytebound.server.sse import named_event, with_signs_of_life
 from bytebound.server.turn import Turn, admit, check_prompt, check_room, make_params, thinking_work
@@ -65,9 +65,7 @@ async def _admit(service: Service, body: MessagesBody) -> Turn:
     # Stop strings end the answer alone, so the splitter looks for them, and not the engine.
     chosen = make_params(engine, settings, body.sampling(), room)
     schemas = {tool.name: tool.input_schema for tool in body.offered()}
-    grammar = await run_in_threadpool(
-        compiled_grammar, engine, body.form(), "output_config", list(schemas)
-    )
+    grammar = await requested_grammar(engine, body.form(), "output_config", schemas)
     params = replace(chosen, stop=(), grammar=grammar)
     check_room(engine, prompt, params)
     split = ReplySplitter(

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
+from starlette.concurrency import run_in_threadpool
 
 from bytebound.engine import Engine
 from bytebound.errors import InvalidRequestError
@@ -76,10 +77,7 @@ ResponseFormat = Annotated[
 
 
 def compiled_grammar(
-    engine: Engine,
-    asked: Format | None,
-    field: str,
-    calls: Iterable[str] = (),
+    engine: Engine, asked: Format | None, field: str, calls: Iterable[str] = ()
 ) -> Grammar | None:
     """The grammar that ``field`` asks for, compiled: may take a second, so not on the event loop.
 
@@ -96,3 +94,12 @@ def compiled_grammar(
     except InvalidRequestError as error:
         raise bad_request(f"{field}: {error}", field) from error
     return grammar
+
+
+async def requested_grammar(
+    engine: Engine, asked: Format | None, field: str, calls: Iterable[str]
+) -> Grammar | None:
+    """``compiled_grammar`` for the event loop."""
+    if asked is None:
+        return None
+    return await run_in_threadpool(compiled_grammar, engine, asked, field, calls)

@@ -14,7 +14,7 @@ from bytebound.results import GenerationStats, TokenLogprob
 from bytebound.sampling import SamplingParams
 from bytebound.server import conversation
 from bytebound.server.errors import RequestFailure
-from bytebound.server.formats import compiled_grammar
+from bytebound.server.formats import requested_grammar
 from bytebound.server.logprobs import chat_entries
 from bytebound.server.openai_bodies import ChatBody
 from bytebound.server.replies import Reply
@@ -63,9 +63,7 @@ async def _admit(service: Service, body: ChatBody) -> Turn:
         conversation.render, service.tokenizer, messages, tools or None, variables
     )
     names = [tool.function.name for tool in offered]
-    grammar = await run_in_threadpool(
-        compiled_grammar, engine, body.response_format, "response_format", names
-    )
+    grammar = await requested_grammar(engine, body.response_format, "response_format", names)
     room = check_prompt(engine, settings, prompt)
     # Stop strings end the answer alone, so the splitter looks for them, and not the engine.
     chosen = make_params(engine, settings, body.sampling(), room)

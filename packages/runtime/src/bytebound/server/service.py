@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from bytebound.engine import Engine
 from bytebound.errors import ByteboundError
+from bytebound.grammar import Grammar
 from bytebound.results import StreamEvent
 from bytebound.sampling import SamplingParams
 from bytebound.server.disconnect import EventStream, until_gone
@@ -88,6 +89,9 @@ class Service:
             with suppress(ByteboundError):  # without a template there are no chats to be slow
                 hello = [{"role": "user", "content": "hello"}]
                 await run_in_threadpool(self.tokenizer.apply_chat_template, hello)
+            with suppress(ByteboundError):  # nor structured output without a vocabulary of bytes
+                # Reading a large vocabulary holds up every thread for seconds.
+                await run_in_threadpool(self.engine.grammars.check, Grammar.json_object())
             job = self.worker.submit(stream, deadline=time.monotonic() + WARM_UP_LIMIT_S)
             async for _ in job.results():
                 pass
