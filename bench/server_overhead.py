@@ -141,6 +141,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=600)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--commit", help="what is measured, where there is no repository")
+    parser.add_argument("--note", help="what else a reader must know")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     metrics = measure(arguments.tok_s, arguments.tokens, arguments.rounds)
@@ -150,7 +151,7 @@ def main(argv: list[str] | None = None) -> int:
         commit=commit_record(arguments.commit),
         command=command_record("python", ["bench/server_overhead.py", *words]),
         metrics=metrics,
-        note=NOTE,
+        note=f"{NOTE} {arguments.note}" if arguments.note else NOTE,
         wheel=wheel_record(),
     )
     write_result(arguments.json, result)
