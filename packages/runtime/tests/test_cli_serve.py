@@ -65,6 +65,8 @@ def test_it_answers_and_ends_with_a_signal(folders: Folders, number: int) -> Non
         (["--request-timeout", "nan"], "--request-timeout"),
         (["--temperature", "-1"], "temperature"),
         (["--model-name", ""], "model_name"),
+        (["--conversation-bytes", "lots"], "conversation_bytes='lots'"),
+        (["--conversation-bytes", "900TiB"], "of the host's memory are available"),
         (["--max-len", "999999999"], "--max-len"),
     ],
 )
