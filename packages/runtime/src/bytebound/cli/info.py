@@ -230,12 +230,11 @@ def plans(
     from bytebound.loading import plan_memory
     from bytebound.memory import MemorySettings, memory_plan
     from bytebound.settings import DEFAULT_MAX_LEN, check_device, check_dtype
-    from bytebound.snapshots import with_conversations
 
     check_max_len(max_len, config)
     length = min(DEFAULT_MAX_LEN, config.max_position_embeddings) if max_len is None else max_len
     kind = check_dtype(dtype, config, check_device(device))
-    reference = with_conversations(plan_memory(config, length, kind, with_mtp=with_mtp), None)
+    reference = plan_memory(config, length, kind, with_mtp=with_mtp)
     return {
         "max_len": length,
         "reference": {"dtype": str(kind).removeprefix("torch."), **reference.as_dict()},
@@ -272,7 +271,6 @@ def cuda_plan(
     """
     from bytebound.cuda.shapes import shape_problem
     from bytebound.settings import KV_DTYPES, check_choice
-    from bytebound.snapshots import with_conversations
 
     check_choice("kv_dtype", kv_dtype, ("auto", *KV_DTYPES))
     if shape_problem(config) is not None:
@@ -288,7 +286,7 @@ def cuda_plan(
     known = [size for size in (limit, free_bytes()) if size is not None]
     available = min(known, default=None)
     return {
-        **with_conversations(memory.plan(max_len), None).as_dict(),
+        **memory.plan(max_len).as_dict(),
         "available": available,
         "largest_max_len": None if available is None else memory.largest_context(available),
     }
