@@ -28,7 +28,11 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         engine = Engine.from_pretrained(
-            arguments.model, backend="cuda", draft="mtp", max_len=max(LENGTHS.values()) + 64
+            arguments.model,
+            backend="cuda",
+            draft="mtp",
+            max_len=max(LENGTHS.values()) + 64,
+            conversation_bytes=0,  # else each prompt first parks the one before
         )
     torch.cuda.synchronize()
     load = time.perf_counter() - begun
