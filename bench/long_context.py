@@ -130,7 +130,6 @@ class Run:
                 draft="mtp",
                 num_draft_tokens=DEPTH,
                 max_len=arguments.max_len,
-                conversation_bytes=0,
                 vram_limit=arguments.vram_limit,
             )
         if not isinstance(self.engine.decoder, CudaDecoder) or self.engine.memory_plan is None:

@@ -28,11 +28,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         engine = Engine.from_pretrained(
-            arguments.model,
-            backend="cuda",
-            draft="mtp",
-            max_len=max(LENGTHS.values()) + 64,
-            conversation_bytes=0,  # else each prompt first parks the one before
+            arguments.model, backend="cuda", draft="mtp", max_len=max(LENGTHS.values()) + 64
         )
     torch.cuda.synchronize()
     load = time.perf_counter() - begun
