@@ -56,7 +56,6 @@ _PLAN_ROWS = {
     "graphs": "recorded passes",
     "cuda_context": "CUDA itself",
     "total": "total",
-    "conversations": "parked, on the host",
 }
 
 
