@@ -10,7 +10,6 @@
 
 #include <algorithm>
 
-#include "cuda/dense.cuh"
 #include "cuda/dependent.cuh"
 #include "cuda/device_guard.h"
 #include "cuda/launch.h"
@@ -86,8 +85,15 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   {
     const Place<kAsymmetric> place{program, shared_bytes, thread_index()};
     if (place.i_thread == 0) {
+#pragma unroll 1
       for (int i = 0; i < 2 * kTeams; ++i) {
         open_barrier(place.barriers() + i, kMatvecWarps);
+      }
+    }
+    if (place.warp() == 0) {
+#pragma unroll 1
+      for (int i = 0; i < min(kOpsAhead, program.num_ops); ++i) {
+        ask_early(program.ops[i], place.lane());
       }
     }
     ring.open(program, place.ring());
@@ -96,66 +102,36 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   allow_next_kernel();
   wait_for_previous_kernel();
 
-  const int num_rows = program.num_rows;
   const int sent_slot = gridDim.x * kTeams * (kItemRows / 2) * kMatvecRows;
-  unsigned num_products = 0;
 #pragma unroll 1
   for (int i_op = 0; i_op < program.num_ops; ++i_op) {
     const StreamTask& op = program.ops[i_op];
     float2* p_sent = program.p_sent + (i_op % kStreamSentSlots) * sent_slot;
     const Place<kAsymmetric> place{program, shared_bytes, thread_index()};
     stamp(program, i_op, 0);
+    if (place.warp() == kStreamWarps - 1 && i_op + kOpsAhead < program.num_ops) {
+      ask_early(program.ops[i_op + kOpsAhead], place.lane());
+    }
     switch (op.kind) {
       case StreamKind::kNorm:
-        stream_norm(op.norm, num_rows, program.normed_stride, place.normed(), place.squares(),
-                    place.i_thread);
+        stream_norm(op.norm, program.num_rows, program.normed_stride, place.normed(),
+                    place.squares(), place.i_thread);
         break;
-      case StreamKind::kProduct: {
-        const ProductTask& task = op.product;
-        using Items = RingItems<kAsymmetric>;
-        const Items items{program, ring, place.ring(), task.bfloat16_scales};
-        stream_product(
-            task, num_rows, items,
-            [&](int i_group, typename Items::X& x) {
-              if (task.p_x == nullptr) {
-                x.load(place.normed() + i_group * kGroup, program.normed_stride, num_rows,
-                       place.lane());
-              } else {
-                receive_tile(task.p_x + i_group * kGroup, task.x_row_stride, num_rows,
-                             place.lane(), x);
-              }
-            },
-            place.team(), num_products, static_cast<float2*>(place.parts()), p_sent);
-        ++num_products;
+      case StreamKind::kProduct:
+      case StreamKind::kDense:
+        stream_product(program, op.product, ring, place.ring(), place.team(), place.normed(),
+                       static_cast<float2*>(place.parts()), p_sent,
+                       [&](int i) { stamp(program, i_op, i); });
+        break;
+      case StreamKind::kReplay:
+      case StreamKind::kGatedDelta: {
+        const Team team = place.team();
+        for_heads(op.delta, team, [&](int i_head) {
+          stream_delta_head(op.delta, op.kind == StreamKind::kReplay, i_head, program.num_rows,
+                            team, static_cast<float*>(place.parts()));
+        });
         break;
       }
-      case StreamKind::kDense: {
-        const ProductTask& task = op.product;
-        using Items = DenseWeights<__half, kGroup>;
-        typename Items::Source source = {};
-        source.p_lower = reinterpret_cast<const __half*>(task.p_weight);
-        source.p_upper = source.p_lower;
-        source.lower_stride = task.weight_row_stride;
-        source.upper_stride = task.weight_row_stride;
-        source.n = task.output.n;
-        source.item_rows = Items::kRows;
-        const int i_first = static_cast<int>(blockIdx.x) * kStreamWarps + place.warp();
-        Items items(source, task.num_groups, task.shares.start(i_first),
-                    task.shares.start(i_first + 1), place.lane());
-        items.load_first();
-        stream_product<Items>(
-            task, num_rows, items,
-            [&](int i_group, typename Items::X& x) {
-              x.load(place.normed() + i_group * kGroup, program.normed_stride, num_rows,
-                     place.lane());
-            },
-            place.team(), num_products, static_cast<float2*>(place.parts()), p_sent);
-        ++num_products;
-        break;
-      }
-      case StreamKind::kGatedDelta:
-        stream_delta(op.delta, num_rows, place.team(), static_cast<float*>(place.parts()));
-        break;
     }
     stamp(program, i_op, 3);
   }
@@ -178,7 +154,7 @@ int round_up(int value, int unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-// max_d: of the norms; 0 without. delta_rows: pending and current rows, 0 without a delta op.
+// max_d: of the norms; 0 without. delta_rows: of a delta op or a replay; 0 without.
 SharedPlan plan_shared(int num_slots, int rows, int max_d, int delta_rows, bool asymmetric) {
   SharedPlan plan;
   plan.normed = num_slots * kStreamWarps * slot_bytes(asymmetric);
@@ -226,6 +202,7 @@ ProductTask task_of(const StreamProduct& p, bool dense, int num_warps) {
   const int item_rows = dense ? 16 : kItemRows;
   const std::int64_t rows = p.epilogue == MatvecEpilogue::kSwiGlu ? 2 * std::int64_t{p.n} : p.n;
   ProductTask task = {};
+  task.is_dense = dense;
   task.p_weight = static_cast<const unsigned char*>(p.weight);
   task.p_x = static_cast<const __half*>(p.x);
   task.weight_row_stride = p.weight_row_stride;
@@ -264,6 +241,48 @@ DeltaTask task_of(const StreamGatedDelta& p) {
           p.eps};
 }
 
+void add_early(StreamTask& task, const void* p, std::int64_t num_bytes) {
+  for (Early& early : task.early) {
+    if (early.num_bytes == 0) {
+      const bool aligned = reinterpret_cast<std::uintptr_t>(p) % 16 == 0;
+      early = {p, aligned ? static_cast<int>(num_bytes / 16 * 16) : 0};
+      return;
+    }
+  }
+}
+
+// What each op reads besides packed weights and what it is handed.
+void add_early(StreamTask& task, const StreamOp& op, int rows) {
+  const std::int64_t half = sizeof(__half);
+  switch (op.kind) {
+    case StreamKind::kNorm:
+      add_early(task, op.norm.weight, op.norm.d * std::int64_t{sizeof(float)});
+      break;
+    case StreamKind::kProduct:
+      break;
+    case StreamKind::kDense:
+      add_early(task, op.product.weight, op.product.n * op.product.weight_row_stride * half);
+      break;
+    case StreamKind::kGatedDelta:
+      break;  // the replay has read it
+    case StreamKind::kReplay: {
+      const StreamGatedDelta& d = op.delta;
+      const std::int64_t channels = (2 * d.h + d.hv) * kGdnHeadDim;
+      add_early(task, d.state, d.hv * kGdnHeadDim * kGdnHeadDim * std::int64_t{sizeof(float)});
+      add_early(task, d.conv_weight, channels * kTaps * half);
+      add_early(task, d.conv_window, channels * kWindow * half);
+      // As many rows wait as this pass has, most likely.
+      const std::int64_t pending = std::min<std::int64_t>(rows, d.pending.rows);
+      add_early(task, d.pending.qkv, pending * d.pending.qkv_row_stride * half);
+      add_early(task, d.pending.a, pending * d.pending.a_row_stride * half);
+      add_early(task, d.a_log, d.hv * std::int64_t{sizeof(float)});
+      add_early(task, d.dt_bias, d.hv * std::int64_t{sizeof(float)});
+      add_early(task, d.norm_weight, kGdnHeadDim * std::int64_t{sizeof(float)});
+      break;
+    }
+  }
+}
+
 int num_sms_of(int device) {
   int count = 0;
   return cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) == cudaSuccess
@@ -280,10 +299,12 @@ Status run(const WeightStreamParams& params, int num_sms, void* stream) {
   program.p_clock = params.clock;
   int max_d = 0;
   int delta_rows = 0;
+  unsigned num_products = 0;
   for (int i = 0; i < params.num_ops; ++i) {
     const StreamOp& op = params.ops[i];
     StreamTask& task = program.ops[i];
     task.kind = op.kind;
+    add_early(task, op, params.rows);
     switch (op.kind) {
       case StreamKind::kNorm:
         task.norm = task_of(op.norm);
@@ -293,10 +314,12 @@ Status run(const WeightStreamParams& params, int num_sms, void* stream) {
       case StreamKind::kDense:
         task.product =
             task_of(op.product, op.kind == StreamKind::kDense, num_sms * kStreamWarps);
+        task.product.parity = num_products++ % 2;
         break;
+      case StreamKind::kReplay:
       case StreamKind::kGatedDelta:
         task.delta = task_of(op.delta);
-        delta_rows = std::max(delta_rows, task.delta.pending_rows + params.rows);
+        delta_rows = std::max({delta_rows, task.delta.pending_rows, params.rows});
         break;
     }
   }
@@ -322,10 +345,11 @@ Status run(const WeightStreamParams& params, int num_sms, void* stream) {
 bool is_sound(const StreamOp& op, int rows) {
   switch (op.kind) {
     case StreamKind::kNorm:
-      return op.norm.d >= kGroup && op.norm.d % kGroup == 0 && op.norm.d <= 1 << 15;
+      return op.norm.d >= kGroup && op.norm.d % kGroup == 0 && op.norm.d <= kNormMaxD;
     case StreamKind::kProduct:
     case StreamKind::kDense:
       return op.product.n >= 1 && op.product.k >= kGroup && op.product.k % kGroup == 0;
+    case StreamKind::kReplay:
     case StreamKind::kGatedDelta:
       return op.delta.h >= 1 && op.delta.hv % op.delta.h == 0 && op.delta.current.rows == rows &&
              op.delta.pending.rows >= 0 && op.delta.pending.rows <= kGdnMaxRows;
@@ -341,7 +365,7 @@ int weight_stream_slots(int rows, int max_d, bool asymmetric, int device) {
       major < 9) {
     return 0;
   }
-  return most_slots(rows, max_d, static_cast<int>(kGdnMaxRows) + rows, asymmetric, device);
+  return most_slots(rows, max_d, static_cast<int>(kGdnMaxRows), asymmetric, device);
 }
 
 Status weight_stream(const WeightStreamParams& params, void* stream) {

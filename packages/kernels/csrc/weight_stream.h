@@ -15,7 +15,13 @@ constexpr int kStreamMaxOps = 64;  // of one launch
 constexpr int kStreamMaxRows = kMatvecRows;
 constexpr int kStreamSentSlots = 4;  // ops whose blocks may send each other sums at the same time
 
-enum class StreamKind : int { kNorm = 0, kProduct = 1, kDense = 2, kGatedDelta = 3 };
+enum class StreamKind : int {
+  kNorm = 0,
+  kProduct = 1,
+  kDense = 2,
+  kReplay = 3,
+  kGatedDelta = 4,
+};
 
 // Results that another op of the launch reads are "handed over": every bit of their memory is set
 // before the launch, which no result has (NaN is 0x7fff or 0x7fffffff), and the reader waits until
@@ -53,15 +59,17 @@ struct StreamProduct {
   float scale;
 };
 
-// As gdn_step without commit and with state_settled, with the same bits; current rows are handed
-// over. It leaves the conv window as it is: gdn_keep moves it on.
+// As gdn_step without commit and with state_settled, with the same bits, in two ops: kReplay takes the
+// accepted pending rows into the state, kGatedDelta takes the rows of this pass, which are handed
+// over, through it. The first needs nothing of this pass: it may come as early as one likes. The
+// conv window stays as it is: gdn_keep moves it on.
 using StreamGatedDelta = GdnStepParams;
 
 struct StreamOp {
   StreamKind kind;
   StreamNorm norm;
   StreamProduct product;  // kProduct and kDense
-  StreamGatedDelta delta;
+  StreamGatedDelta delta;  // kReplay and kGatedDelta
 };
 
 struct WeightStreamParams {

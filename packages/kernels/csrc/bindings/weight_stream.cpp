@@ -61,14 +61,14 @@ GdnRows rows_of(const RowPointers& pointers, std::int64_t rows, const RowStrides
           strides[2]};
 }
 
-StreamOp gated_delta(const RowPointers& current, const RowPointers& pending, Address z,
+StreamOp gated_delta(bool replay, const RowPointers& current, const RowPointers& pending, Address z,
                      Address out, Address num_accepted, Address conv_weight, Address a_log,
                      Address dt_bias, Address norm_weight, Address conv_window, Address state,
                      std::int64_t pending_rows, const RowStrides& row_strides,
                      const RowStrides& pending_row_strides, std::int64_t z_row_stride,
                      std::int64_t out_row_stride, std::int64_t h, std::int64_t hv, float eps) {
   StreamOp op = {};
-  op.kind = StreamKind::kGatedDelta;
+  op.kind = replay ? StreamKind::kReplay : StreamKind::kGatedDelta;
   op.delta = {rows_of(current, 0, row_strides),
               pointer<const void>(z),
               pointer<void>(out),
@@ -103,7 +103,7 @@ void bind_weight_stream(py::module_& m) {
         "residual"_a, "weight_row_stride"_a, "x_row_stride"_a, "out_row_stride"_a,
         "residual_row_stride"_a, "n"_a, "k"_a, "scale_dtype"_a, "asymmetric"_a, "float_out"_a,
         "epilogue"_a, "scale"_a);
-  m.def("stream_gated_delta", &gated_delta, py::kw_only(), "current"_a, "pending"_a, "z"_a,
+  m.def("stream_gated_delta", &gated_delta, py::kw_only(), "replay"_a, "current"_a, "pending"_a, "z"_a,
         "out"_a, "num_accepted"_a, "conv_weight"_a, "a_log"_a, "dt_bias"_a, "norm_weight"_a,
         "conv_window"_a, "state"_a, "pending_rows"_a, "row_strides"_a, "pending_row_strides"_a,
         "z_row_stride"_a, "out_row_stride"_a, "h"_a, "hv"_a, "eps"_a);

@@ -47,6 +47,23 @@ __device__ __forceinline__ void wait_for_phase(std::uint64_t* p_barrier, unsigne
 #endif
 }
 
+// Whether the phase of that parity is complete.
+__device__ __forceinline__ bool is_complete(std::uint64_t* p_barrier, unsigned parity) {
+  std::uint32_t done = 1;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}"
+      : "=r"(done)
+      : "r"(shared_address(p_barrier)), "r"(parity)
+      : "memory");
+#endif
+  return done != 0;
+}
+
 // Bytes that are read once give way to others in the L2.
 __device__ __forceinline__ std::uint64_t read_once_policy() {
   std::uint64_t policy = 0;

@@ -58,14 +58,8 @@ __device__ __forceinline__ bool has_absent_half(const uint4& v) {
   return (any & 0x80008000u) != 0;
 }
 
-// Four floats, when all have arrived.
-__device__ __forceinline__ float4 receive_floats(const float* p) {
-  uint4 v;
-  do {
-    v = load_relaxed_16(p);
-  } while (v.x == ~0u || v.y == ~0u || v.z == ~0u || v.w == ~0u);
-  return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z),
-                     __uint_as_float(v.w));
+__device__ __forceinline__ bool has_absent_word(const uint4& v) {
+  return v.x == ~0u || v.y == ~0u || v.z == ~0u || v.w == ~0u;
 }
 
 // Two halves, when both have arrived.

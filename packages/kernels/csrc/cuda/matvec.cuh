@@ -80,14 +80,47 @@ __device__ __forceinline__ void send(float2* p, float2 value) {
                : "memory");
 }
 
-__device__ __forceinline__ float2 receive(float2* p) {
-  unsigned long long bits;
-  do {
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(bits) : "l"(p) : "memory");
-  } while (bits == kEmpty);
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(kEmpty) : "memory");
-  return make_float2(__uint_as_float(static_cast<unsigned>(bits)),
-                     __uint_as_float(static_cast<unsigned>(bits >> 32)));
+__device__ __forceinline__ float2 operator+(float2 a, float2 b) {
+  return make_float2(a.x + b.x, a.y + b.y);
+}
+
+// The sum of what `count` blocks send, in their order: one each at p, p + stride and so on. All are
+// asked for at once, since each answer takes a trip through the L2 cache.
+__device__ __forceinline__ float2 receive_sum(float2* p, int stride, int count) {
+  constexpr int kAtOnce = 4;
+  float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll 1
+  for (; count > 0; count -= kAtOnce, p += kAtOnce * stride) {
+    unsigned long long bits[kAtOnce];
+    bool is_empty;
+    do {
+      is_empty = false;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        bits[i] = 0;
+        if (i < count) {
+          asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
+                       : "=l"(bits[i])
+                       : "l"(p + i * stride)
+                       : "memory");
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        is_empty |= bits[i] == kEmpty;
+      }
+    } while (is_empty);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (i < count) {
+        asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p + i * stride), "l"(kEmpty)
+                     : "memory");
+        sum = sum + make_float2(__uint_as_float(static_cast<unsigned>(bits[i])),
+                                __uint_as_float(static_cast<unsigned>(bits[i] >> 32)));
+      }
+    }
+  }
+  return sum;
 }
 
 __device__ __forceinline__ float silu(float x) {
@@ -128,10 +161,6 @@ __device__ __forceinline__ void put_pair(
   const int i_feature = i_block * Weights::kRows + i_pair / kMmaPairs * 16 + i_pair % kMmaPairs;
   put<T>(o, i_feature, i_row, lower);
   put<T>(o, i_feature + kMmaPairs, i_row, upper);
-}
-
-__device__ __forceinline__ float2 operator+(float2 a, float2 b) {
-  return make_float2(a.x + b.x, a.y + b.y);
 }
 
 // The activations of one item's columns as B fragments. Lane i_pair of a quad owns kColumns / 4
@@ -270,13 +299,9 @@ __device__ __forceinline__ void matvec_block(const MatvecTask<typename Weights::
       while (start_of(i_sender, 0) > first) {
         --i_sender;
       }
-      float2* p = task.p_sent + static_cast<std::int64_t>(i_sender) * slot + i;
-      float2 before = make_float2(0.0f, 0.0f);
-#pragma unroll 1
-      for (; i_sender < static_cast<int>(blockIdx.x); ++i_sender, p += slot) {
-        before = before + receive(p);
-      }
-      sum = before + sum;
+      sum = receive_sum(task.p_sent + static_cast<std::int64_t>(i_sender) * slot + i, slot,
+                        static_cast<int>(blockIdx.x) - i_sender) +
+            sum;
     }
     put_pair<Weights>(task.output, i_head + i_piece, i / num_rows, i % num_rows, sum);
   }

@@ -1,6 +1,6 @@
 // A Gated DeltaNet step within a weight stream: a team takes a value head, each of its eight warps a
-// slice of V, so that gdn_step's cluster is a team and its messages are shared memory. What does
-// not depend on this pass, the replay of pending rows, is done while the projection is awaited.
+// slice of V, so that gdn_step's cluster is a team and its messages are shared memory. The replay of
+// pending rows does not depend on this pass: it is an op of its own, done while all wait for a norm.
 #pragma once
 
 #include "delta_rule.cuh"
@@ -12,11 +12,10 @@ namespace bytebound {
 
 constexpr int kMixedStride = 3 * kDeltaDim;  // [q | k | v] of a row, in floats
 constexpr int kDeltaPairs = kMixedStride / 2;
-constexpr int kMostDeltaRows = 2 * static_cast<int>(kGdnMaxRows);
 
-// Shared memory of a team for that many pending and current rows, in floats.
+// Shared memory of a team for that many rows, in floats.
 __host__ __device__ constexpr int delta_shared_floats(int num_rows) {
-  return num_rows * (kMixedStride + 4 + 2);
+  return num_rows * (kMixedStride + 4 + 2 + kDeltaDim);
 }
 
 __device__ __forceinline__ int delta_channel(int i_pair, int i_head, int i_key, int h) {
@@ -29,138 +28,156 @@ __device__ __forceinline__ int delta_channel(int i_pair, int i_head, int i_key, 
   return (2 * h + i_head) * kDeltaDim + 2 * (i_pair - kDeltaDim);
 }
 
-// One value head, by all threads of the team.
-__device__ __forceinline__ void stream_delta_head(
-    const DeltaTask& task, int i_head, int num_rows, const Team& team, float* p_shared) {
-  using T = __half;
-  const int i_lane = team.i_lane;
-  const int i_warp = team.i_warp;
-  const int i_key = i_head / task.ratio;
-  const int first_row = task.pending_rows;
-  const int all_rows = first_row + num_rows;
-  float* p_mixed = p_shared;
-  auto* p_norms = reinterpret_cast<KeyNorms*>(p_mixed + all_rows * kMixedStride);
-  auto* p_decay = reinterpret_cast<float2*>(p_norms + all_rows);
+// What a thread of a team has of a value head.
+struct DeltaPlace {
+  int i_head;
+  int i_key;
+  int lane_row;
+  int lane_column;
+  bool has_channels;  // a pair of them
+  int channel;        // the first of the pair
+  int i_gate;         // the last threads, which have no channels, take a row's gates
 
-  const int lane_row = i_lane / kColumnLanes * kRun;
-  const int lane_column = i_lane % kColumnLanes * kLaneColumns;
-  float* p_state = task.p_state +
-                   (static_cast<std::int64_t>(i_head) * kDeltaDim + lane_row) * kDeltaDim +
-                   i_warp * kSliceColumns + lane_column;
-  float b_state[kLaneRows][kLaneColumns];
-  load_state(p_state, b_state);
+  __device__ __forceinline__ DeltaPlace(const DeltaTask& task, int head, const Team& team)
+      : i_head(head),
+        i_key(head / task.ratio),
+        lane_row(team.i_lane / kColumnLanes * kRun),
+        lane_column(team.i_lane % kColumnLanes * kLaneColumns),
+        has_channels(team.i_thread < kDeltaPairs),
+        channel(delta_channel(team.i_thread, head, head / task.ratio, task.h)),
+        i_gate(kTeamThreads - 1 - team.i_thread) {}
 
-  const int num_replayed =
-      first_row > 0 ? min(max(*task.p_num_accepted, 0), first_row) : 0;
-  const bool has_channels = team.i_thread < kDeltaPairs;
-  const int channel = delta_channel(team.i_thread, i_head, i_key, task.h);
-  // The last threads have no channels: they take the gates, the current rows' first.
-  const int i_gate = kTeamThreads - 1 - team.i_thread;
-  const auto load_gates = [&]() {
-    return HeadGates{-expf(task.p_a_log[i_head]), task.p_dt_bias[i_head]};
-  };
-  float* p_own = p_mixed + 2 * team.i_thread;
-  Pair<T> b_kept[kWindow] = {};  // the window behind the replayed rows
-  const auto open_window = [&](const Pair<T>(&b_pairs)[kWindow], float(&b_window)[2][kWindow]) {
-#pragma unroll
-    for (int i = 0; i < 2 * kWindow; ++i) {
-      b_window[i / kWindow][i % kWindow] = to_float(b_pairs[i / 2].v[i % 2]);
-    }
-  };
-  if (has_channels) {
-    const ConvPair<T> b_conv = load_conv_pair(task.p_conv_weight, task.p_conv_window, channel);
-    const T* p_input = task.pending.p_qkv + channel;
-#pragma unroll 1
-    for (int i = 0; i < num_replayed; ++i) {
-      async_copy_4(shared_address(p_own + i * kMixedStride),
-                   p_input + i * task.pending.qkv_row_stride);
-    }
-    float b_window[2][kWindow];
-    open_window(b_conv.window, b_window);
-    async_copy_wait();
-    convolve(b_conv.weight, num_replayed, b_window, p_own, kMixedStride);
-    keep_window(b_window, b_kept);
-  } else if (i_gate < num_replayed) {
-    p_decay[i_gate] = decay_and_beta(
-        to_float(task.pending.p_a[i_gate * task.pending.a_row_stride + i_head]),
-        to_float(task.pending.p_b[i_gate * task.pending.b_row_stride + i_head]),
-        load_gates());
+  __device__ __forceinline__ float* state(const DeltaTask& task, const Team& team) const {
+    return task.p_state +
+           (static_cast<std::int64_t>(i_head) * kDeltaDim + lane_row) * kDeltaDim +
+           team.i_warp * kSliceColumns + lane_column;
   }
-  sync_team(team);
-  const auto find_norms = [&](int i_row) {
+  // This lane's column of v in a row of [q | k | v].
+  __device__ __forceinline__ int value(const Team& team) const {
+    return 2 * kDeltaDim + team.i_warp * kSliceColumns + lane_column +
+           team.i_lane / kColumnLanes % kLaneColumns;
+  }
+};
+
+// Shared memory of a team.
+struct DeltaShared {
+  float* p_mixed;  // [row][q | k | v]
+  KeyNorms* p_norms;
+  float2* p_decay;
+  float* p_gate;  // [row][V]: norm_weight * silu(z)
+
+  __device__ __forceinline__ DeltaShared(float* p_shared, int num_rows)
+      : p_mixed(p_shared),
+        p_norms(reinterpret_cast<KeyNorms*>(p_shared + num_rows * kMixedStride)),
+        p_decay(reinterpret_cast<float2*>(p_norms + num_rows)),
+        p_gate(p_shared + num_rows * (kMixedStride + 4 + 2)) {}
+
+  __device__ __forceinline__ void find_norms(int i_row, int i_lane) const {
     const KeyNorms norms = key_norms(p_mixed + i_row * kMixedStride + 4 * i_lane);
     if (i_lane == 0) {
       p_norms[i_row] = norms;
     }
-  };
-  if (i_warp < num_replayed) {
-    find_norms(i_warp);
   }
-  sync_team(team);
-  const float* p_keys = p_mixed + lane_row;
-  float* p_value = p_mixed + 2 * kDeltaDim + i_warp * kSliceColumns + lane_column +
-                   i_lane / kColumnLanes % kLaneColumns;
-#pragma unroll 1
-  for (int i_row = 0; i_row < num_replayed; ++i_row) {
-    delta_step<false>(b_state, p_keys + i_row * kMixedStride, p_value[i_row * kMixedStride],
-                      p_decay[i_row], p_norms[i_row], i_lane);
-  }
-  if (num_replayed > 0) {
-    store_state(p_state, b_state);
-  }
+};
 
-  // From here on the rows of this pass.
-  if (has_channels) {
-    // Once more: registers are scarce in between.
+__device__ __forceinline__ int num_replayed_of(const DeltaTask& task) {
+  return task.pending_rows > 0 ? min(max(*task.p_num_accepted, 0), task.pending_rows) : 0;
+}
+
+// The inputs of two channels that come before this pass: the window, behind the replayed rows.
+__device__ __forceinline__ void load_window(const DeltaTask& task,
+                                            int channel,
+                                            int num_replayed,
+                                            Pair<__half> (&b_inputs)[kWindow]) {
+#pragma unroll
+  for (int j = 0; j < kWindow; ++j) {
+    const int i = j + num_replayed;
+    if (i < kWindow) {
+      b_inputs[j].v[0] = task.p_conv_window[channel * kWindow + i];
+      b_inputs[j].v[1] = task.p_conv_window[(channel + 1) * kWindow + i];
+    } else {
+      b_inputs[j] = *reinterpret_cast<const Pair<__half>*>(
+          task.pending.p_qkv + (i - kWindow) * task.pending.qkv_row_stride + channel);
+    }
+  }
+}
+
+// Rows through one value head, by all threads of the team: the accepted pending ones into its state
+// (kReplay), or those of this pass to its output.
+__device__ __forceinline__ void stream_delta_head(const DeltaTask& task,
+                                                  bool is_replay,
+                                                  int i_head,
+                                                  int num_current,
+                                                  const Team& team,
+                                                  float* p_shared) {
+  using T = __half;
+  const DeltaRows& rows = is_replay ? task.pending : task.current;
+  const int num_rows = is_replay ? num_replayed_of(task) : num_current;
+  const DeltaPlace place(task, i_head, team);
+  const DeltaShared shared(p_shared, num_rows);
+  const int i_warp = team.i_warp;
+  const int i_lane = team.i_lane;
+  if (place.has_channels) {
+    Pair<T> b_before[kWindow];
+    load_window(task, place.channel, is_replay ? 0 : num_replayed_of(task), b_before);
     const Pack<T> b_weight =
-        *reinterpret_cast<const Pack<T>*>(task.p_conv_weight + channel * kTaps);
-    float* p_current = p_own + first_row * kMixedStride;
-    const T* p_input = task.current.p_qkv + channel;
+        *reinterpret_cast<const Pack<T>*>(task.p_conv_weight + place.channel * kTaps);
+    float* p_own = shared.p_mixed + 2 * team.i_thread;
+    float b_window[2][kWindow];
+#pragma unroll
+    for (int j = 0; j < kWindow; ++j) {
+      b_window[0][j] = to_float(b_before[j].v[0]);
+      b_window[1][j] = to_float(b_before[j].v[1]);
+    }
 #pragma unroll 1
     for (int i = 0; i < num_rows; ++i) {
-      const uint32_t word = receive_halves(p_input + i * task.current.qkv_row_stride);
-      *reinterpret_cast<uint32_t*>(p_current + i * kMixedStride) = word;
+      const uint32_t word = receive_halves(rows.p_qkv + i * rows.qkv_row_stride + place.channel);
+      *reinterpret_cast<uint32_t*>(p_own + i * kMixedStride) = word;
+      convolve_rows<1>(b_weight, b_window, p_own + i * kMixedStride, kMixedStride);
     }
-    float b_window[2][kWindow];
-    open_window(b_kept, b_window);
-    convolve(b_weight, num_rows, b_window, p_current, kMixedStride);
-  } else if (i_gate < num_rows) {
-    p_decay[first_row + i_gate] = decay_and_beta(
-        to_float(receive_half(task.current.p_a + i_gate * task.current.a_row_stride + i_head)),
-        to_float(receive_half(task.current.p_b + i_gate * task.current.b_row_stride + i_head)),
-        load_gates());
+  } else if (place.i_gate < num_rows) {
+    const int i = place.i_gate;
+    shared.p_decay[i] =
+        decay_and_beta(to_float(receive_half(rows.p_a + i * rows.a_row_stride + i_head)),
+                       to_float(receive_half(rows.p_b + i * rows.b_row_stride + i_head)),
+                       {-expf(task.p_a_log[i_head]), task.p_dt_bias[i_head]});
   }
-  // The output gate of this warp's row: lane l has values 2 l, 2 l + 1 and 64 further on.
-  constexpr int kHalf = kDeltaDim / 2;
-  float b_gate[2][2] = {};
-  if (i_warp < num_rows) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int value = 2 * i_lane + j * kHalf;
-      const uint32_t word = receive_halves(task.p_z + i_warp * task.z_row_stride +
-                                           i_head * kDeltaDim + value);
-      const float2 z = __half22float2(*reinterpret_cast<const __half2*>(&word));
-      b_gate[j][0] = task.p_norm_weight[value] * silu_fast(z.x);
-      b_gate[j][1] = task.p_norm_weight[value + 1] * silu_fast(z.y);
-    }
+  // The output gate of this warp's row: lane l makes values 4 l .. 4 l + 3.
+  const bool has_out = !is_replay && i_warp < num_rows;
+  if (has_out) {
+    const T* p_z = task.p_z + i_warp * task.z_row_stride + i_head * kDeltaDim + 4 * i_lane;
+    const float4 weight = reinterpret_cast<const float4*>(task.p_norm_weight)[i_lane];
+    const uint32_t words[2] = {receive_halves(p_z), receive_halves(p_z + 2)};
+    const float2 lower = __half22float2(*reinterpret_cast<const __half2*>(&words[0]));
+    const float2 upper = __half22float2(*reinterpret_cast<const __half2*>(&words[1]));
+    float* p_gate = shared.p_gate + i_warp * kDeltaDim + 4 * i_lane;
+    p_gate[0] = weight.x * silu_fast(lower.x);
+    p_gate[1] = weight.y * silu_fast(lower.y);
+    p_gate[2] = weight.z * silu_fast(upper.x);
+    p_gate[3] = weight.w * silu_fast(upper.y);
   }
+  float b_state[kLaneRows][kLaneColumns];
+  load_state(place.state(task, team), b_state);
   sync_team(team);
   if (i_warp < num_rows) {
-    find_norms(first_row + i_warp);
+    shared.find_norms(i_warp, i_lane);
   }
   sync_team(team);
 #pragma unroll 1
-  for (int i_row = first_row; i_row < all_rows; ++i_row) {
-    const float o =
-        delta_step<true>(b_state, p_keys + i_row * kMixedStride, p_value[i_row * kMixedStride],
-                         p_decay[i_row], p_norms[i_row], i_lane);
+  for (int i = 0; i < num_rows; ++i) {
+    float* p_row = shared.p_mixed + i * kMixedStride;
+    const float o = delta_step<true>(b_state, p_row + place.lane_row, p_row[place.value(team)],
+                                     shared.p_decay[i], shared.p_norms[i], i_lane);
     if (i_lane >= kWarp / 2) {
-      p_value[i_row * kMixedStride] = o;
+      p_row[place.value(team)] = o;
     }
   }
+  if (is_replay && num_rows > 0) {
+    store_state(place.state(task, team), b_state);
+  }
   sync_team(team);
-  if (i_warp < num_rows) {
-    const float* p_o = p_mixed + (first_row + i_warp) * kMixedStride + 2 * kDeltaDim;
+  if (has_out) {
+    const float* p_o = shared.p_mixed + i_warp * kMixedStride + 2 * kDeltaDim;
     const float part = i_lane < kSlices ? sum_of_squares(p_o + i_lane * kSliceColumns) : 0.0f;
     float b_parts[kSlices];
 #pragma unroll
@@ -170,24 +187,23 @@ __device__ __forceinline__ void stream_delta_head(
     const float sum = ((b_parts[0] + b_parts[1]) + (b_parts[2] + b_parts[3])) +
                       ((b_parts[4] + b_parts[5]) + (b_parts[6] + b_parts[7]));
     const float inverse_rms = rsqrtf(fmaf(sum, 1.0f / kDeltaDim, task.eps));
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int value = 2 * i_lane + j * kHalf;
-      const float2 o = *reinterpret_cast<const float2*>(p_o + value);
-      const __half2 out = __halves2half2(from_float<T>(o.x * inverse_rms * b_gate[j][0]),
-                                         from_float<T>(o.y * inverse_rms * b_gate[j][1]));
-      store_relaxed_4(task.p_out + i_warp * task.out_row_stride + i_head * kDeltaDim + value,
-                      *reinterpret_cast<const uint32_t*>(&out));
-    }
+    const float4 o = reinterpret_cast<const float4*>(p_o)[i_lane];
+    const float* b_gate = shared.p_gate + i_warp * kDeltaDim + 4 * i_lane;
+    T* p_out = task.p_out + i_warp * task.out_row_stride + i_head * kDeltaDim + 4 * i_lane;
+    const __half2 lower = __halves2half2(from_float<T>(o.x * inverse_rms * b_gate[0]),
+                                         from_float<T>(o.y * inverse_rms * b_gate[1]));
+    const __half2 upper = __halves2half2(from_float<T>(o.z * inverse_rms * b_gate[2]),
+                                         from_float<T>(o.w * inverse_rms * b_gate[3]));
+    store_relaxed_4(p_out, *reinterpret_cast<const uint32_t*>(&lower));
+    store_relaxed_4(p_out + 2, *reinterpret_cast<const uint32_t*>(&upper));
   }
   sync_team(team);  // the memory is the next op's
 }
 
-// Heads go to one team of a block, from the last block on: dense products begin at the first.
-__device__ __forceinline__ void stream_delta(const DeltaTask& task,
-                                             int num_rows,
-                                             const Team& team,
-                                             float* p_shared) {
+// Calls run(i_head) for this team's heads. They go to one team of a block, from the last block on:
+// dense products begin at the first.
+template <typename Run>
+__device__ __forceinline__ void for_heads(const DeltaTask& task, const Team& team, Run run) {
   if (team.index != kTeams - 1) {
     return;
   }
@@ -200,7 +216,7 @@ __device__ __forceinline__ void stream_delta(const DeltaTask& task,
   sync_team(team);
 #pragma unroll 1
   for (int i_head = i_block / step; i_head < task.hv; i_head += num_blocks / step) {
-    stream_delta_head(task, i_head, num_rows, team, p_shared);
+    run(i_head);
   }
 }
 

@@ -1,6 +1,8 @@
 // RMSNorm of a residual that the blocks have just handed over, by every block for itself: the normed
 // rows stay in its shared memory. The sums are those of rms_norm, whose block has up to 32 warps:
 // each warp here stands for some of them.
+//
+// Its instructions run once a call and come from far: few of them matter more than few operations.
 #pragma once
 
 #include "handed.cuh"
@@ -9,20 +11,40 @@
 
 namespace bytebound {
 
-constexpr int kKeptChunks = 2;  // of a lane, between the sum of squares and the product
+constexpr int kNormMaxD = kMaxBlockThreads * kChunk;  // one chunk for each thread of rms_norm's block
+constexpr int kRowsAtOnce = 2;
+constexpr int kPartsAtOnce = 2;  // a part of a row is what a warp of rms_norm's block has of it
+constexpr int kPartColumns = kWarp * kChunk;
 
-__device__ __forceinline__ void receive_chunk(const float* p, float (&b_x)[kChunk]) {
-  const float4 lower = receive_floats(p);
-  const float4 upper = receive_floats(p + 4);
-  b_x[0] = lower.x;
-  b_x[1] = lower.y;
-  b_x[2] = lower.z;
-  b_x[3] = lower.w;
-  b_x[4] = upper.x;
-  b_x[5] = upper.y;
-  b_x[6] = upper.z;
-  b_x[7] = upper.w;
-}
+// Four values of a lane and four that are 128 further on: together the lanes have a part.
+struct PartOfRow {
+  uint4 b_x[2];
+
+  __device__ __forceinline__ float4 values(int i) const {
+    return make_float4(__uint_as_float(b_x[i].x), __uint_as_float(b_x[i].y),
+                       __uint_as_float(b_x[i].z), __uint_as_float(b_x[i].w));
+  }
+  // The sum of squares, as rms_norm's warp has it: over the eight values of a chunk in order, then
+  // over the chunks in a tree. A chunk lies in two lanes. Valid in odd lanes.
+  __device__ __forceinline__ float sum_squares(int i_lane) const {
+    float b_sums[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float4 x = values(i);
+      const auto add = [&](float sum) {
+        return fmaf(x.w, x.w, fmaf(x.z, x.z, fmaf(x.y, x.y, fmaf(x.x, x.x, sum))));
+      };
+      const float before = __shfl_up_sync(kAllLanes, add(0.0f), 1);
+      b_sums[i] = add(i_lane % 2 != 0 ? before : 0.0f);
+    }
+    float sum = b_sums[0] + b_sums[1];
+#pragma unroll
+    for (int distance = kWarp / 2; distance > 1; distance /= 2) {
+      sum += __shfl_xor_sync(kAllLanes, sum, distance);
+    }
+    return sum;
+  }
+};
 
 // All threads of the block call it. Behind it the normed rows may be read.
 __device__ __forceinline__ void stream_norm(const NormTask& task,
@@ -30,100 +52,110 @@ __device__ __forceinline__ void stream_norm(const NormTask& task,
                                             int normed_stride,
                                             __half* p_normed,
                                             float* p_squares,
-                                            int i_own_thread) {
-  const int i_lane = i_own_thread % kWarp;
-  const int i_warp = i_own_thread / kWarp;
-  const int num_parts = task.num_threads / kWarp;  // warps of rms_norm's block
-  const int num_units = num_rows * num_parts;
-  const int num_chunks = task.d / kChunk;
-
-  float b_weight[kKeptChunks][kChunk] = {};
-  float b_kept[kKeptChunks][kChunk] = {};
-#pragma unroll
-  for (int i = 0; i < kKeptChunks; ++i) {
-    const int unit = i_warp + i * kStreamWarps;
-    const int i_chunk = unit % num_parts * kWarp + i_lane;
-    if (unit < num_units && i_chunk < num_chunks) {
-      load_whole_chunk(task.p_weight + i_chunk * kChunk, b_weight[i]);
-    }
-  }
-  __syncthreads();  // all warps are done with the rows before
-
-  const auto sum_unit = [&](int unit, float (&b_first)[kChunk]) {
-    const int i_row = unit / num_parts;
-    const int i_thread = unit % num_parts * kWarp + i_lane;
-    const float* p_row = task.p_x + i_row * task.x_row_stride;
-    float sum = 0.0f;
-    if (i_thread < num_chunks) {
-      receive_chunk(p_row + i_thread * kChunk, b_first);
-      sum = add_squares(sum, b_first);
-    }
-#pragma unroll 1
-    for (int i = i_thread + task.num_threads; i < num_chunks; i += task.num_threads) {
-      float b_x[kChunk];
-      receive_chunk(p_row + i * kChunk, b_x);
-      sum = add_squares(sum, b_x);
-    }
-    sum = warp_sum(sum);
-    if (i_lane == 0) {
-      p_squares[i_row * kWarp + unit % num_parts] = sum;
-    }
+                                            int i_thread) {
+  constexpr int kUnits = kRowsAtOnce * kPartsAtOnce;
+  const int i_lane = i_thread % kWarp;
+  const int i_warp = i_thread / kWarp;
+  const int num_parts = task.num_threads / kWarp;  // at most 32
+  PartOfRow b_parts[kUnits] = {};
+  // Unit i is row i / 2 of those at once, part i % 2 of the warp's.
+  const auto part_of = [&](int i) { return i_warp + i % kPartsAtOnce * kStreamWarps; };
+  const auto column_of = [&](int i, int j) {
+    return part_of(i) * kPartColumns + j * (kPartColumns / 2) + 4 * i_lane;
   };
+  float4 b_weight[kPartsAtOnce][2] = {};
 #pragma unroll
-  for (int i = 0; i < kKeptChunks; ++i) {
-    if (i_warp + i * kStreamWarps < num_units) {
-      sum_unit(i_warp + i * kStreamWarps, b_kept[i]);
+  for (int i = 0; i < kPartsAtOnce; ++i) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      if (column_of(i, j) < task.d) {
+        b_weight[i][j] = *reinterpret_cast<const float4*>(task.p_weight + column_of(i, j));
+      }
     }
   }
+
+  // One word of every 64 columns is enough to wait for: all blocks wait at the same time, and what
+  // they ask for is taken from the weights.
+  const auto wait_for = [&](int i_row) {
+    const int part = part_of(i_lane / 4);
+    const int row = i_row + i_lane / 4 / kPartsAtOnce;
+    const int column = part * kPartColumns + i_lane % 4 * (kPartColumns / 4);
+    if (i_lane < 4 * kUnits && row < num_rows && column < task.d) {
+      const float* p = task.p_x + row * task.x_row_stride + column;
+      while (load_relaxed_4(p) == ~0u) {
+      }
+    }
+    __syncwarp();
+  };
+  const auto receive = [&](int i_row) {
+    bool any_absent;
+    do {
+      any_absent = false;
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) {
+        const int row = i_row + i / kPartsAtOnce;
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          b_parts[i].b_x[j] =
+              row < num_rows && column_of(i, j) < task.d
+                  ? load_relaxed_16(task.p_x + row * task.x_row_stride + column_of(i, j))
+                  : make_uint4(0, 0, 0, 0);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) {
+        any_absent |= has_absent_word(b_parts[i].b_x[0]) || has_absent_word(b_parts[i].b_x[1]);
+      }
+    } while (any_absent);
+    __syncwarp();
+  };
+
 #pragma unroll 1
-  for (int unit = i_warp + kKeptChunks * kStreamWarps; unit < num_units; unit += kStreamWarps) {
-    float b_first[kChunk];
-    sum_unit(unit, b_first);
+  for (int i_row = 0; i_row < num_rows; i_row += kRowsAtOnce) {
+    wait_for(i_row);
+    receive(i_row);
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      const float sum = b_parts[i].sum_squares(i_lane);
+      const int row = i_row + i / kPartsAtOnce;
+      if (i_lane == 1 && part_of(i) < num_parts && row < num_rows) {
+        p_squares[row * kWarp + part_of(i)] = sum;
+      }
+    }
   }
   __syncthreads();
 
-  const auto write_chunk = [&](int i_row, int i_chunk, float factor, float (&b_x)[kChunk],
-                               const float (&b_w)[kChunk]) {
-    normalise(b_x, b_w, factor);
-    store_whole_chunk(p_normed + i_row * normed_stride + i_chunk * kChunk, b_x);
-    if (task.p_out != nullptr && blockIdx.x == 0) {
-      store_whole_chunk(task.p_out + i_row * task.out_row_stride + i_chunk * kChunk, b_x);
+#pragma unroll 1
+  for (int i_row = 0; i_row < num_rows; i_row += kRowsAtOnce) {
+    if (num_rows > kRowsAtOnce) {
+      receive(i_row);
     }
-  };
-  const auto factor_of = [&](int i_row) {
-    const float* p_sums = p_squares + i_row * kWarp;
-    return inverse_rms(warp_sum(i_lane < num_parts ? p_sums[i_lane] : 0.0f), task.d, task.eps);
-  };
-  const auto write_again = [&](int i_row, int i_chunk, float factor) {
-    float b_x[kChunk];
-    float b_w[kChunk];
-    receive_chunk(task.p_x + i_row * task.x_row_stride + i_chunk * kChunk, b_x);
-    load_whole_chunk(task.p_weight + i_chunk * kChunk, b_w);
-    write_chunk(i_row, i_chunk, factor, b_x, b_w);
-  };
 #pragma unroll
-  for (int i = 0; i < kKeptChunks; ++i) {
-    const int unit = i_warp + i * kStreamWarps;
-    if (unit < num_units) {
-      const int i_row = unit / num_parts;
-      const int i_thread = unit % num_parts * kWarp + i_lane;
-      const float factor = factor_of(i_row);
-      if (i_thread < num_chunks) {
-        write_chunk(i_row, i_thread, factor, b_kept[i], b_weight[i]);
+    for (int i_at = 0; i_at < kRowsAtOnce; ++i_at) {
+      const int row = i_row + i_at;
+      if (row >= num_rows) {
+        break;
       }
-#pragma unroll 1
-      for (int j = i_thread + task.num_threads; j < num_chunks; j += task.num_threads) {
-        write_again(i_row, j, factor);
+      const float square = i_lane < num_parts ? p_squares[row * kWarp + i_lane] : 0.0f;
+      const float factor = inverse_rms(warp_sum(square), task.d, task.eps);
+#pragma unroll
+      for (int i = 0; i < 2 * kPartsAtOnce; ++i) {
+        const int column = column_of(i / 2, i % 2);
+        if (column < task.d) {
+          const float4 x = b_parts[i_at * kPartsAtOnce + i / 2].values(i % 2);
+          const float4 w = b_weight[i / 2][i % 2];
+          const __half2 lower = __floats2half2_rn(x.x * factor * (1.0f + w.x),
+                                                  x.y * factor * (1.0f + w.y));
+          const __half2 upper = __floats2half2_rn(x.z * factor * (1.0f + w.z),
+                                                  x.w * factor * (1.0f + w.w));
+          const uint2 both = make_uint2(*reinterpret_cast<const uint32_t*>(&lower),
+                                        *reinterpret_cast<const uint32_t*>(&upper));
+          *reinterpret_cast<uint2*>(p_normed + row * normed_stride + column) = both;
+          if (task.p_out != nullptr && blockIdx.x == 0) {
+            *reinterpret_cast<uint2*>(task.p_out + row * task.out_row_stride + column) = both;
+          }
+        }
       }
-    }
-  }
-#pragma unroll 1
-  for (int unit = i_warp + kKeptChunks * kStreamWarps; unit < num_units; unit += kStreamWarps) {
-    const int i_row = unit / num_parts;
-    const float factor = factor_of(i_row);
-#pragma unroll 1
-    for (int j = unit % num_parts * kWarp + i_lane; j < num_chunks; j += task.num_threads) {
-      write_again(i_row, j, factor);
     }
   }
   __syncthreads();

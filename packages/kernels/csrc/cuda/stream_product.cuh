@@ -2,40 +2,70 @@
 // teams, and where nobody waits for anybody but for the numbers it needs.
 #pragma once
 
+#include "dense.cuh"
 #include "handed.cuh"
 #include "stream_program.cuh"
+#include "weight_ring.cuh"
 
 namespace bytebound {
 
-// Rows that are handed over, straight to where the mma takes them from.
-__device__ __forceinline__ void receive_tile(const __half* p_columns,
-                                             std::int64_t row_stride,
-                                             int num_rows,
-                                             int i_lane,
-                                             ActivationTile<__half, 128>& x) {
-  const int i_row = i_lane / 4;
-  const __half* p_lane = p_columns + i_row * row_stride + i_lane % 4 * 32;
-  constexpr int kChunks = ActivationTile<__half, 128>::kLaneChunks;
-  if (i_row >= num_rows) {
+// Rows that are handed over, for several items at once: an mma has eight columns, so rows of the next
+// items fill those that this one leaves. Each column meets its own sums alone, and those of other
+// items are not read; when an item is done, the next one's rows move to its place.
+class HandedTile {
+ public:
+  using Tile = ActivationTile<__half, 128>;
+
+  // For the item of group i_group, of which num_left are to come, in groups of num_groups.
+  __device__ __forceinline__ void load(const __half* p_x,
+                                       std::int64_t row_stride,
+                                       int num_rows,
+                                       int i_group,
+                                       int num_groups,
+                                       int num_left,
+                                       int i_lane,
+                                       Tile& x) {
+    if (num_held_ > 0) {
+      --num_held_;
 #pragma unroll
-    for (int j = 0; j < kChunks; ++j) {
+      for (int j = 0; j < Tile::kLaneChunks; ++j) {
+        uint4& v = x.values[j];
+        v.x = __shfl_down_sync(kAllLanes, v.x, 4 * num_rows);
+        v.y = __shfl_down_sync(kAllLanes, v.y, 4 * num_rows);
+        v.z = __shfl_down_sync(kAllLanes, v.z, 4 * num_rows);
+        v.w = __shfl_down_sync(kAllLanes, v.w, 4 * num_rows);
+      }
+      return;
+    }
+    const int num_items = min(8 / num_rows, num_left);
+    num_held_ = num_items - 1;
+    const int i_item = i_lane / 4 / num_rows;
+    const int i_row = i_lane / 4 - i_item * num_rows;
+    const __half* p_lane = p_x + i_row * row_stride + (i_group + i_item) % num_groups * 128 +
+                           i_lane % 4 * 32;
+#pragma unroll
+    for (int j = 0; j < Tile::kLaneChunks; ++j) {
       x.values[j] = make_uint4(0, 0, 0, 0);
     }
-    return;
+    bool absent = i_item < num_items;
+#pragma unroll 1
+    while (absent) {
+      absent = false;
+#pragma unroll
+      for (int j = 0; j < Tile::kLaneChunks; ++j) {
+        x.values[j] = load_relaxed_16(p_lane + 8 * j);
+      }
+#pragma unroll
+      for (int j = 0; j < Tile::kLaneChunks; ++j) {
+        absent |= has_absent_half(x.values[j]);
+      }
+    }
+    __syncwarp();
   }
-  bool absent;
-  do {
-    absent = false;
-#pragma unroll
-    for (int j = 0; j < kChunks; ++j) {
-      x.values[j] = load_relaxed_16(p_lane + 8 * j);
-    }
-#pragma unroll
-    for (int j = 0; j < kChunks; ++j) {
-      absent |= has_absent_half(x.values[j]);
-    }
-  } while (absent);
-}
+
+ private:
+  int num_held_ = 0;  // items whose rows are there, behind the current one
+};
 
 __device__ __forceinline__ void hand_over(const MatvecOutput& o,
                                           int i_feature,
@@ -57,17 +87,27 @@ __device__ __forceinline__ void hand_over(const MatvecOutput& o,
   }
 }
 
-template <typename Items>
-__device__ __forceinline__ int first_feature(int i_block, int i_pair) {
-  return i_block * Items::kRows + i_pair / kMmaPairs * 16 + i_pair % kMmaPairs;
-}
+// What distinguishes the two kinds of weights at the end of a row block.
+struct ItemShape {
+  int num_tiles;
+  float factor;        // of rows 0 .. 7 of a tile
+  float factor_upper;  // of rows 8 .. 15
 
-template <typename Items>
-__device__ __forceinline__ float2
-residual_of(const MatvecOutput& o, int i_block, int i_pair, int i_row) {
+  __device__ __forceinline__ explicit ItemShape(bool is_dense)
+      : num_tiles(is_dense ? 1 : kItemTiles),
+        factor(is_dense ? 1.0f : W4Codec<__half>::kFactor),
+        factor_upper(is_dense ? 1.0f : W4Codec<__half>::kFactorUpper) {}
+
+  __device__ __forceinline__ int first_feature(int i_block, int i_pair) const {
+    return (i_block * num_tiles + i_pair / kMmaPairs) * 16 + i_pair % kMmaPairs;
+  }
+};
+
+__device__ __forceinline__ float2 residual_of(
+    const MatvecOutput& o, const ItemShape& shape, int i_block, int i_pair, int i_row) {
   float2 values = make_float2(0.0f, 0.0f);
   if (o.epilogue == MatvecEpilogue::kAddResidual) {
-    const int i_feature = first_feature<Items>(i_block, i_pair);
+    const int i_feature = shape.first_feature(i_block, i_pair);
     const float* p = static_cast<const float*>(o.p_residual) + i_row * o.residual_row_stride;
     if (i_feature < o.n) {
       values.x = __uint_as_float(load_relaxed_4(p + i_feature));
@@ -79,33 +119,69 @@ residual_of(const MatvecOutput& o, int i_block, int i_pair, int i_row) {
   return values;
 }
 
-template <typename Items>
-__device__ __forceinline__ void hand_over_pair(
-    const MatvecOutput& o, int i_block, int i_pair, int i_row, float2 sums, float2 residual) {
-  const float lower = sums.x * Items::kFactor;
-  const float upper = sums.y * Items::kFactorUpper;
+__device__ __forceinline__ void hand_over_pair(const MatvecOutput& o,
+                                               const ItemShape& shape,
+                                               int i_block,
+                                               int i_pair,
+                                               int i_row,
+                                               float2 sums,
+                                               float2 residual) {
+  float lower = sums.x * shape.factor;
+  const float upper = sums.y * shape.factor_upper;
+  int i_feature = shape.first_feature(i_block, i_pair);
   if (o.epilogue == MatvecEpilogue::kSwiGlu) {
-    hand_over(o, i_block * (Items::kRows / 2) + i_pair, i_row, silu(lower) * upper, 0.0f);
-    return;
+    lower = silu(lower) * upper;
+    i_feature = i_block * (kItemRows / 2) + i_pair;
   }
-  const int i_feature = first_feature<Items>(i_block, i_pair);
   hand_over(o, i_feature, i_row, lower, residual.x);
-  hand_over(o, i_feature + kMmaPairs, i_row, upper, residual.y);
+  if (o.epilogue != MatvecEpilogue::kSwiGlu) {
+    hand_over(o, i_feature + kMmaPairs, i_row, upper, residual.y);
+  }
 }
 
-// All threads of the team call it; num_products were called before. p_parts: [warp][head, tail][pair][row] in shared memory.
-template <typename Items, typename LoadX>
-__device__ __forceinline__ void stream_product(const ProductTask& task,
+// sums[0] += the product of one item of 16-bit weights with the normed rows.
+__device__ __forceinline__ void add_dense_item(const ProductTask& task,
+                                               int i_item,
+                                               const __half* p_columns,
+                                               int row_stride,
                                                int num_rows,
-                                               Items items,
-                                               LoadX load_x,
+                                               int i_lane,
+                                               float (&sums)[kItemTiles][4]) {
+  using Items = DenseWeights<__half, kGroup>;
+  typename Items::Source source = {};
+  source.p_lower = reinterpret_cast<const __half*>(task.p_weight);
+  source.p_upper = source.p_lower;
+  source.lower_stride = task.weight_row_stride;
+  source.upper_stride = task.weight_row_stride;
+  source.n = task.output.n;
+  source.item_rows = Items::kRows;
+  Items item(source, task.num_groups, i_item, i_item + 1, i_lane);
+  item.load_first();
+  typename Items::X x;
+  x.load(p_columns, row_stride, num_rows, i_lane);
+  float own[1][4] = {{sums[0][0], sums[0][1], sums[0][2], sums[0][3]}};
+  item.accumulate(x, own);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    sums[0][i] = own[0][i];
+  }
+}
+
+// All threads of the team call it. p_parts: [warp][head, tail][pair][row] in shared memory.
+template <bool kAsymmetric, typename Stamp>
+__device__ __forceinline__ void stream_product(const StreamProgram& program,
+                                               const ProductTask& task,
+                                               WeightRing<kAsymmetric>& ring,
+                                               const RingPlace& ring_place,
                                                const Team& team,
-                                               unsigned num_products,
+                                               const __half* p_normed,
                                                float2* p_parts,
-                                               float2* p_sent) {
-  constexpr int kPairs = Items::kRows / 2;
+                                               float2* p_sent,
+                                               Stamp stamp) {
+  const ItemShape shape(task.is_dense);
+  const int num_rows = program.num_rows;
   const int num_groups = task.num_groups;
-  const int slot = kPairs * num_rows;  // pairs of floats
+  const int slot = shape.num_tiles * kMmaPairs * num_rows;  // pairs of floats
   const int i_lane = team.i_lane;
   const auto start_of = [&](int i_block, int w) {
     return task.shares.start(i_block * kMatvecWarps + w);
@@ -123,41 +199,58 @@ __device__ __forceinline__ void stream_product(const ProductTask& task,
   if (first_e >= 0) {
     const int i = first_e % slot;
     b_residual =
-        residual_of<Items>(task.output, i_head + first_e / slot, i / num_rows, i % num_rows);
+        residual_of(task.output, shape, i_head + first_e / slot, i / num_rows, i % num_rows);
   }
 
-  float sums[Items::kTiles][4] = {};
+  float sums[kItemTiles][4] = {};
   int i_row_block = start / num_groups;
   int i_group = start - i_row_block * num_groups;
   int i_first_group = i_group;
   bool parts_are_free = false;
-  const unsigned parity = num_products & 1;
+  ActivationTile<__half, kGroup> x = {};
+  HandedTile handed;
 #pragma unroll 1
   for (int i = start; i < end; ++i) {
-    typename Items::X x;
-    load_x(i_group, x);
-    items.accumulate(x, sums);
+    const __half* p_columns = p_normed + i_group * kGroup;
+    if (task.is_dense) {
+      add_dense_item(task, i, p_columns, program.normed_stride, num_rows, i_lane, sums);
+    } else {
+      if (task.p_x == nullptr) {
+        x.load(p_columns, program.normed_stride, num_rows, i_lane);
+      } else {
+        handed.load(task.p_x, task.x_row_stride, num_rows, i_group, num_groups, end - i, i_lane,
+                    x);
+      }
+      if (i == start) {
+        stamp(1);  // its input is there
+      }
+      const SlotItem item = ring.take(ring_place);
+      add_product<__half, kAsymmetric>(item, task.bfloat16_scales, x, sums, [](int) {});
+      ring.release(program, ring_place);
+    }
     ++i_group;
     if (i_group < num_groups && i + 1 < end) {
       continue;
     }
     if (!parts_are_free) {
-      wait_for_phase(team.p_parts_free, parity ^ 1);
+      wait_for_phase(team.p_parts_free, task.parity ^ 1);
       parts_are_free = true;
     }
     const bool whole = i_first_group == 0 && i_group == num_groups;
     float2* p_part = p_parts + (team.i_warp * 2 + (i_first_group > 0 ? 0 : 1)) * slot;
 #pragma unroll
-    for (int i_tile = 0; i_tile < Items::kTiles; ++i_tile) {
+    for (int i_tile = 0; i_tile < kItemTiles; ++i_tile) {
+      if (i_tile < shape.num_tiles) {
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int i_row = i_lane % 4 * 2 + j;
-        const int i_pair = i_tile * kMmaPairs + i_lane / 4;
-        if (i_row < num_rows) {
-          p_part[i_pair * num_rows + i_row] = make_float2(sums[i_tile][j], sums[i_tile][j + 2]);
+        for (int j = 0; j < 2; ++j) {
+          const int i_row = i_lane % 4 * 2 + j;
+          const int i_pair = i_tile * kMmaPairs + i_lane / 4;
+          if (i_row < num_rows) {
+            p_part[i_pair * num_rows + i_row] = make_float2(sums[i_tile][j], sums[i_tile][j + 2]);
+          }
+          sums[i_tile][j] = 0.0f;
+          sums[i_tile][j + 2] = 0.0f;
         }
-        sums[i_tile][j] = 0.0f;
-        sums[i_tile][j + 2] = 0.0f;
       }
     }
     if (whole) {
@@ -166,8 +259,8 @@ __device__ __forceinline__ void stream_product(const ProductTask& task,
       for (int e = i_lane; e < slot; e += kWarp) {
         const int i_pair = e / num_rows;
         const int i_row = e % num_rows;
-        hand_over_pair<Items>(task.output, i_row_block, i_pair, i_row, p_part[e],
-                              residual_of<Items>(task.output, i_row_block, i_pair, i_row));
+        hand_over_pair(task.output, shape, i_row_block, i_pair, i_row, p_part[e],
+                       residual_of(task.output, shape, i_row_block, i_pair, i_row));
       }
       __syncwarp();
     }
@@ -175,6 +268,7 @@ __device__ __forceinline__ void stream_product(const ProductTask& task,
     i_first_group = 0;
     ++i_row_block;
   }
+  stamp(2);  // its items are done
   __syncwarp();
   if (i_lane == 0) {
     arrive_at(team.p_parts_ready);
@@ -182,7 +276,7 @@ __device__ __forceinline__ void stream_product(const ProductTask& task,
 
   // As matvec.cuh: the first row block comes last.
   if (num_pieces * slot - 1 - team.i_warp * kWarp >= 0) {
-    wait_for_phase(team.p_parts_ready, parity);
+    wait_for_phase(team.p_parts_ready, task.parity);
   }
 #pragma unroll 1
   for (int e = first_e; e >= 0; e -= kTeamThreads) {
@@ -191,13 +285,15 @@ __device__ __forceinline__ void stream_product(const ProductTask& task,
     const int first = (i_head + i_piece) * num_groups;
     const int last = first + num_groups;  // one beyond
     int w = 0;
+#pragma unroll 1
     while (start_of(team.i_block, w + 1) <= first) {
       ++w;
     }
-    if (start_of(team.i_block, w) <= first && start_of(team.i_block, w + 1) >= last) {
+    const int start_w = start_of(team.i_block, w);
+    if (start_w <= first && start_of(team.i_block, w + 1) >= last) {
       continue;  // one warp did it alone
     }
-    float2 sum = p_parts[(w * 2 + (start_of(team.i_block, w) > first ? 0 : 1)) * slot + i];
+    float2 sum = p_parts[(w * 2 + (start_w > first ? 0 : 1)) * slot + i];
 #pragma unroll 1
     for (++w; w < kMatvecWarps && start_of(team.i_block, w) < last; ++w) {
       sum = sum + p_parts[w * 2 * slot + i];
@@ -208,23 +304,20 @@ __device__ __forceinline__ void stream_product(const ProductTask& task,
     }
     if (block_start > first) {
       int i_sender = team.i_block - 1;
+#pragma unroll 1
       while (start_of(i_sender, 0) > first) {
         --i_sender;
       }
-      float2* p = p_sent + static_cast<std::int64_t>(i_sender) * slot + i;
-      float2 before = make_float2(0.0f, 0.0f);
-#pragma unroll 1
-      for (; i_sender < team.i_block; ++i_sender, p += slot) {
-        before = before + receive(p);
-      }
-      sum = before + sum;
+      sum = receive_sum(p_sent + static_cast<std::int64_t>(i_sender) * slot + i, slot,
+                        team.i_block - i_sender) +
+            sum;
     }
     const int i_pair = i / num_rows;
     const int i_row = i % num_rows;
     if (e != first_e) {
-      b_residual = residual_of<Items>(task.output, i_head + i_piece, i_pair, i_row);
+      b_residual = residual_of(task.output, shape, i_head + i_piece, i_pair, i_row);
     }
-    hand_over_pair<Items>(task.output, i_head + i_piece, i_pair, i_row, sum, b_residual);
+    hand_over_pair(task.output, shape, i_head + i_piece, i_pair, i_row, sum, b_residual);
   }
   __syncwarp();
   if (i_lane == 0) {

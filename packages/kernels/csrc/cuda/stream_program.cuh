@@ -19,12 +19,14 @@ constexpr int kStreamThreads = kTeams * kTeamThreads;
 constexpr int kStreamWarps = kStreamThreads / kWarp;
 
 struct ProductTask {
+  bool is_dense;  // 16-bit weights, row after row
   const unsigned char* p_weight;
   const __half* p_x;  // null: the normed rows
   std::int64_t weight_row_stride;
   std::int64_t x_row_stride;
   int num_groups;
   Shares shares;
+  unsigned parity;  // of the number of products before
   bool bfloat16_scales;
   MatvecOutput output;
 };
@@ -70,8 +72,18 @@ struct DeltaTask {
   float eps;
 };
 
+// Memory that an op will read and no op of the launch writes, so that the L2 can have it early.
+struct Early {
+  const void* p;
+  int num_bytes;  // a multiple of 16
+};
+
+constexpr int kMostEarly = 8;  // of an op
+constexpr int kOpsAhead = 5;   // of the op that is asked for
+
 struct StreamTask {
   StreamKind kind;
+  Early early[kMostEarly];
   union {
     ProductTask product;
     NormTask norm;
@@ -104,6 +116,20 @@ struct Team {
   std::uint64_t* p_parts_ready;  // all warps have left their parts of a product
   std::uint64_t* p_parts_free;   // all warps are done with the parts of a product
 };
+
+// Some lanes of a warp ask for this block's share of what an op will read. Ordinary loads would queue
+// behind the weights on their way, for as long as it takes to fill all rings.
+__device__ __forceinline__ void ask_early(const StreamTask& op, int i_lane) {
+  if (i_lane >= kMostEarly || op.early[i_lane].num_bytes == 0) {
+    return;
+  }
+  const Early early = op.early[i_lane];
+  const int share = (early.num_bytes / 16 + gridDim.x - 1) / gridDim.x * 16;
+  const int begin = share * blockIdx.x;
+  if (begin < early.num_bytes) {
+    prefetch_bytes(static_cast<const char*>(early.p) + begin, min(share, early.num_bytes - begin));
+  }
+}
 
 __device__ __forceinline__ void sync_team(const Team& team) {
   team.index == 0 ? sync_threads_of<1, kTeamThreads>() : sync_threads_of<2, kTeamThreads>();

@@ -55,11 +55,13 @@ class WeightRing {
     slot_ = 0;
     parity_ = 0;
     if (place.i_lane == 0) {
+#pragma unroll 1
       for (int i = 0; i < program.num_slots; ++i) {
         open_barrier(place.p_full + i, 1);
       }
       publish_barriers();
       *place.p_cursor = {nullptr, 0, -1};
+#pragma unroll 1
       for (int i = 0; i < program.num_slots; ++i) {
         request(program, place, i);
       }
@@ -89,16 +91,17 @@ class WeightRing {
                                                  const RingPlace& place,
                                                  int slot) {
     RingCursor cursor = *place.p_cursor;
+#pragma unroll 1
     while (cursor.num_left == 0) {
-      do {
-        if (++cursor.i_op >= program.num_ops) {
-          return;  // for good: every product has been asked for
-        }
-      } while (program.ops[cursor.i_op].kind != StreamKind::kProduct);
-      const ProductTask& product = program.ops[cursor.i_op].product;
-      const int start = product.shares.start(place.i_warp);
-      cursor.num_left = product.shares.start(place.i_warp + 1) - start;
-      cursor.p_next = product.p_weight + static_cast<std::int64_t>(start) * kItemBytes;
+      if (++cursor.i_op >= program.num_ops) {
+        return;  // for good: every item has been asked for
+      }
+      const StreamTask& op = program.ops[cursor.i_op];
+      if (op.kind == StreamKind::kProduct) {
+        const int start = op.product.shares.start(place.i_warp);
+        cursor.num_left = op.product.shares.start(place.i_warp + 1) - start;
+        cursor.p_next = op.product.p_weight + static_cast<std::int64_t>(start) * kItemBytes;
+      }
     }
     copy_bulk(place.p_slots + slot * kSlotBytes, cursor.p_next, kItemBytes, place.p_full + slot,
               read_once_policy());
@@ -109,29 +112,6 @@ class WeightRing {
 
   int slot_;
   unsigned parity_;
-};
-
-// The items of a product, as stream_product walks them.
-template <bool kAsymmetric>
-struct RingItems {
-  using X = ActivationTile<__half, kGroup>;
-  static constexpr int kRows = kItemRows;
-  static constexpr int kTiles = kItemTiles;
-  static constexpr int kColumns = kGroup;
-  static constexpr float kFactor = W4Codec<__half>::kFactor;
-  static constexpr float kFactorUpper = W4Codec<__half>::kFactorUpper;
-  using Activation = __half;
-
-  const StreamProgram& program;
-  WeightRing<kAsymmetric>& ring;
-  RingPlace place;
-  bool bfloat16_scales;
-
-  __device__ __forceinline__ void accumulate(const X& x, float (&sums)[kTiles][4]) {
-    const SlotItem item = ring.take(place);
-    add_product<__half, kAsymmetric>(item, bfloat16_scales, x, sums, [](int) {});
-    ring.release(program, place);
-  }
 };
 
 }  // namespace bytebound

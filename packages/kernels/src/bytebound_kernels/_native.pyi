@@ -416,6 +416,7 @@ def stream_product(
 ) -> StreamOp: ...
 def stream_gated_delta(
     *,
+    replay: bool,
     current: tuple[int, ...],
     pending: tuple[int, ...],
     z: int,

@@ -154,7 +154,13 @@ def _segments(
             delta = state.layers[index]
             if not isinstance(delta, GatedDeltaState):
                 raise TypeError(f"layer {index} has no recurrent state")
-            ops += _gated_delta_net(step, layer.mixer, delta, state, activations, linear)
+            projected, gates = activations.projected[:, linear], activations.gates[:, linear]
+            step_op = _gated_delta(step, layer.mixer, delta, state, activations, linear)
+            # The replay needs nothing of this pass: it runs while blocks wait for the norm's rows.
+            ops.insert(-1, bk.StreamReplay(step_op))
+            ops.append(bk.StreamProduct(_weight(layer.mixer.gates), gates))
+            ops.append(bk.StreamProduct(_weight(layer.mixer.in_proj), projected))
+            ops.append(step_op)
             mixed = activations.mixed[:, linear]
             ops.append(bk.StreamProduct(_weight(layer.mixer.out_proj), middle, mixed, x))
             linear += 1
@@ -165,32 +171,28 @@ def _segments(
     yield Segment(tuple(ops), None)
 
 
-def _gated_delta_net(
+def _gated_delta(
     step: Step,
     weights: GatedDeltaWeights,
     delta: GatedDeltaState,
     state: SequenceState,
     activations: Activations,
     linear: int,
-) -> list[bk.StreamOp]:
+) -> bk.StreamGatedDelta:
     config = step.config
     projected, gates = activations.projected[:, linear], activations.gates[:, linear]
     qkv, z = torch.split(projected, [config.conv_channels, config.value_dim], dim=-1)
     a, b = gates.chunk(2, dim=-1)
-    return [
-        bk.StreamProduct(_weight(weights.gates), gates),
-        bk.StreamProduct(_weight(weights.in_proj), projected),
-        bk.StreamGatedDelta(
-            GdnRows(qkv, a, b),
-            z,
-            weights.constants,
-            delta.settled,
-            delta.pending,
-            state.num_accepted,
-            activations.mixed[:, linear],
-            config.rms_norm_eps,
-        ),
-    ]
+    return bk.StreamGatedDelta(
+        GdnRows(qkv, a, b),
+        z,
+        weights.constants,
+        delta.settled,
+        delta.pending,
+        state.num_accepted,
+        activations.mixed[:, linear],
+        config.rms_norm_eps,
+    )
 
 
 def _mlp(

@@ -18,6 +18,7 @@ __all__ = [
     "StreamNorm",
     "StreamOp",
     "StreamProduct",
+    "StreamReplay",
     "weight_stream",
     "weight_stream_slots",
     "weight_stream_workspace_bytes",
@@ -62,7 +63,7 @@ class StreamProduct(NamedTuple):
 
 
 class StreamGatedDelta(NamedTuple):
-    """A Gated DeltaNet step as of ``gdn_step`` with pending rows, but for the conv window.
+    """A Gated DeltaNet step as of ``gdn_step``, behind the ``StreamReplay`` of its pending rows.
 
     Attributes:
         rows: of this pass, float16, each [8, ...].
@@ -81,7 +82,19 @@ class StreamGatedDelta(NamedTuple):
     eps: float = 1e-6
 
 
-StreamOp = StreamNorm | StreamProduct | StreamGatedDelta
+class StreamReplay(NamedTuple):
+    """Takes the accepted pending rows of a Gated DeltaNet step into its state; not into its window.
+
+    It needs nothing of this pass: placed before a norm, it runs while blocks wait for its rows.
+
+    Attributes:
+        delta: the step.
+    """
+
+    delta: StreamGatedDelta
+
+
+StreamOp = StreamNorm | StreamProduct | StreamReplay | StreamGatedDelta
 
 
 def weight_stream_workspace_bytes(device: int = 0) -> int:
@@ -107,9 +120,7 @@ def weight_stream(
     if not 1 <= check_integer(_OP, "rows", rows) <= MAX_ROWS:
         raise InvalidArgumentError(f"{_OP}: rows is {rows}; expected 1 to {MAX_ROWS}")
     require_cuda(_OP)
-    first = ops[0]
-    some = first.x if isinstance(first, StreamNorm) else first.out
-    device = common_device(_OP, view(_OP, "out", some))
+    device = common_device(_OP, workspace_view(_OP, workspace, 0))
     require_cuda(_OP, device)
     scratch = workspace_view(_OP, workspace, weight_stream_workspace_bytes(device))
     _native.weight_stream(
@@ -127,7 +138,9 @@ def _native_op(op: StreamOp) -> Any:
         return _norm(op)
     if isinstance(op, StreamProduct):
         return _product(op)
-    return _gated_delta(op)
+    if isinstance(op, StreamReplay):
+        return _gated_delta(op.delta, replay=True)
+    return _gated_delta(op, replay=False)
 
 
 def _optional(name: str, tensor: Any) -> tuple[int, int]:
@@ -189,7 +202,7 @@ def _rows(name: str, rows: GdnRows) -> tuple[TensorView, TensorView, TensorView]
     return qkv, a, b
 
 
-def _gated_delta(op: StreamGatedDelta) -> Any:
+def _gated_delta(op: StreamGatedDelta, *, replay: bool) -> Any:
     current, pending = _rows("rows", op.rows), _rows("pending", op.pending)
     state = view(_OP, "state.recurrent", op.state.recurrent, ("float32",))
     hv = state.shape[0]
@@ -197,6 +210,7 @@ def _gated_delta(op: StreamGatedDelta) -> Any:
     out = view(_OP, "out", op.out, ("float16",))
     keys = current[0].shape[1] - z.shape[1]
     return _native.stream_gated_delta(
+        replay=replay,
         current=tuple(one.pointer for one in current),
         pending=tuple(one.pointer for one in pending),
         z=z.pointer,
