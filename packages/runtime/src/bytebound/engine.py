@@ -228,7 +228,8 @@ class Engine:
     ) -> GenerationResult:
         """Run one request to its end. ``params`` None means ``default_params()``.
 
-        Raises InvalidRequestError or ContextOverflowError before anything is computed,
+        Raises InvalidRequestError or ContextOverflowError before anything is computed, and
+        InvalidRequestError where grammar and bias leave no token to choose,
         NonFiniteLogitsError if the model produces NaN (the message names the op that made it),
         OutOfMemoryError if memory runs out, after which the next request works, and
         StepTimeoutError if the GPU hangs, after which none does.

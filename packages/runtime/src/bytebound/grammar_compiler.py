@@ -81,11 +81,10 @@ class GrammarCompiler:
         )
         source = LLMatcher.grammar_from_lark(rules)
         matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
-        start = matcher.deep_copy()
-        if not start.is_error():
-            start.consume_tokens(self._tokenizer.encode(LONGEST_LEAD))
-            possible = not start.is_error() and any(start.compute_bitmask())
-        if start.is_error() or not possible:
+        # Behind the white space that may lead, a value must begin.
+        start, lead = matcher.deep_copy(), self._tokenizer.encode(LONGEST_LEAD)
+        begins = start.consume_tokens(lead) and any(start.compute_bitmask())
+        if not begins or start.is_error():
             raise InvalidRequestError(f"schema: {_reason(start.get_error())}")
         return matcher
 

@@ -42,8 +42,6 @@ _ANNOTATIONS = frozenset(
 _AT_ROOT = frozenset({"$schema", "$id"})
 _DRAFTS = ("2020-12", "2019-09", "draft-07", "draft-06")
 
-Schema = Mapping[str, Any] | bool
-
 
 def checked_schema(schema: Any) -> str:
     """Return ``schema`` as text for the grammar library.
@@ -60,7 +58,6 @@ def checked_schema(schema: Any) -> str:
     multiples: list[Decimal] = []
     kept = _checked(root, "#", Resolver(root), multiples)
     _check_multiples(multiples)
-    kept = {word: value for word, value in kept.items() if word not in _AT_ROOT}
     kept["x-guidance"] = {"whitespace_pattern": WHITE_SPACE}
     text = json.dumps(kept, ensure_ascii=False)
     if len(text) > LONGEST:
@@ -98,7 +95,8 @@ def _checked(
                 _refuse(here, f"got {value!r}; schemas of {', '.join(_DRAFTS)} are read")
         elif word not in _ANNOTATIONS:
             _refuse(
-                place, f"the word {word!r} is not supported; leave it out, or say it in the prompt"
+                place,
+                f"the word {word[:60]!r} is not supported; leave it out, or say it in the prompt",
             )
     return kept
 
@@ -122,7 +120,8 @@ def _check_assertion(
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
             _refuse(f"{place}/multipleOf", f"got {value!r}, expected a number above 0")
         multiples.append(Decimal(str(value)))
-    if word == "exclusiveMaximum" and value == 0 and schema.get("type") != "integer":
+    is_zero = value == 0 and not isinstance(value, bool)
+    if word == "exclusiveMaximum" and is_zero and schema.get("type") != "integer":
         _refuse(
             f"{place}/exclusiveMaximum",
             "got 0 for numbers, under which -0 would pass; write a maximum just below 0",
@@ -200,4 +199,4 @@ def _values(root: Any) -> Iterator[tuple[str, int, Any]]:
 
 
 def _refuse(place: str, problem: str) -> NoReturn:
-    raise InvalidRequestError(f"schema: at {place[:200]}: {problem}")
+    raise InvalidRequestError(f"schema: at {place[:200]}: {problem[:200]}")
