@@ -138,6 +138,23 @@ class TestModels:
             result = load(folder, own).generate(prompt, params)
             assert result.token_ids == expected.token_ids
 
+    @pytest.mark.parametrize("thinking", [True, False])
+    def test_a_trained_model_thinks_and_answers_alike_with_drafts(self, thinking: bool) -> None:
+        schema = {**POINT, "properties": {**POINT["properties"], "on": SCHEMAS["lengths"]}}
+        question = [{"role": "user", "content": "What is 2 + 3?"}]
+        answers = set()
+        for draft in ("none", "mtp", "ngram"):
+            engine = Engine.from_pretrained("tiny", device="cpu", draft=draft, max_len=512)
+            prompt = engine.tokenizer.apply_chat_template(question, enable_thinking=thinking)
+            result = engine.generate(prompt, under(schema))
+            assert result.finish_reason == "stop"
+            thought, _, answer = result.text.rpartition("</think>")
+            assert bool(thought) == thinking
+            jsonschema.validate(json.loads(answer), schema)
+            assert draft != "mtp" or result.stats.accepted > 0
+            answers.add(tuple(result.token_ids))
+        assert len(answers) == 1
+
     def test_guesses_of_the_head_keep_to_the_grammar(self, folder: Path, plain: Engine) -> None:
         """All of them: else each would be refused behind the first that leaves the form."""
         engine = load(folder, "mtp", 4)

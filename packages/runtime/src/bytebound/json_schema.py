@@ -93,7 +93,7 @@ def _checked(
         elif word in _AT_ROOT and place == "#":
             if word == "$schema" and not any(draft in str(value) for draft in _DRAFTS):
                 _refuse(here, f"got {value!r}; schemas of {', '.join(_DRAFTS)} are read")
-        elif word not in _ANNOTATIONS:
+        elif word not in _ANNOTATIONS and not (word == "uniqueItems" and value is False):
             _refuse(
                 place,
                 f"the word {word[:60]!r} is not supported; leave it out, or say it in the prompt",
