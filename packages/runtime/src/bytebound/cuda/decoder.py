@@ -31,8 +31,8 @@ _IN_FLIGHT = 2  # turns that may be under way: one that is read, and one behind 
 class CudaDecoder:
     """Implements ``bytebound.decoder.Decoder`` on the device.
 
-    A request that does not fit the device's lists (hundreds of biases, more than 20 logprobs) is
-    decoded by ``HostDecoder`` on the same executor, by the same rules.
+    A request with a grammar, or one that does not fit the device's lists (hundreds of biases, more
+    than 20 logprobs), is decoded by ``HostDecoder`` on the same executor, by the same rules.
     """
 
     def __init__(
