@@ -53,6 +53,7 @@ def test_the_file_says_the_conditions(measured: Result) -> None:
     assert measured.commit == "abc"
     assert {"cpu", "threads", "torch"} <= measured.machine.keys()
     assert measured.command.startswith("bytebound-evals throughput --model tiny")
+    assert measured.command.endswith(" --read-gb-s 20")  # the gate runs it again
     assert "Forced acceptance" in (measured.note or "")
     case = measured.metrics["json.mtp2.tok_s"].case
     assert case["draft"] == "mtp"
@@ -168,10 +169,14 @@ WRONG = {
     "no sample": (["--samples", 0], ["--samples 0"]),
     "depth": (["--depth", -5], ["--depth -5"]),
     "depth twice": (["--depth", 8, "--depth", 8], ["twice"]),
+    "draft's depth": (["--depth", 8, "--draft-depth", 9], ["--draft-depth 9", "one of the depths"]),
     "nothing": (["--depth", 0, "--prompt", "none"], ["nothing to measure"]),
     "prompt": (["--prompt", "poem"], ["poem", "prose"]),
     "bandwidth": (["--read-gb-s", -1], ["--read-gb-s"]),
     "card": (["--card", "none.json"], ["none.json"]),
+    "device": (["--device", "tpu", "--depth", 8], ["device='tpu'"]),
+    "no such GPU": (["--device", "cuda:99", "--depth", 8], ["cuda:99"]),
+    "backend": (["--backend", "gpu", "--depth", 8], ["backend='gpu'"]),
     "cuda here": (["--backend", "cuda"], ["backend='cuda'"]),
     "random here": (["-m", "random:qwen3.5-27b", "--draft", "none"], ["cuda"]),
     "beyond the model": (["--depth", 100000], ["max_len"]),

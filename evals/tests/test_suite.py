@@ -160,6 +160,9 @@ WRONG = {
     "calibration": (["--make", "gptq_mse", "--calib", "none.txt"], ["none.txt"]),
     "samples": (["--make", "gptq_mse", "--calib-samples", 0], ["--calib-samples 0"]),
     "backend": (["--backend", "gpu"], ["gpu"]),
+    "reply": (["--speed", "--tokens", 1], ["--tokens 1"]),
+    "depth": (["--speed", "--depth", 100_000], ["max_len=100004", "8192"]),
+    "device": (["--speed", "--device", "tpu"], ["device='tpu'"]),
     "out": (["--out", "a-file/out"], ["--out a-file/out cannot be written"]),
 }
 

@@ -9,7 +9,7 @@ from bytebound_evals.cli import options as opt
 from bytebound_evals.cli import quality_options as quality_opt
 from bytebound_evals.cli import text_options as text_opt
 from bytebound_evals.cli.errors import OK, UsageError
-from bytebound_evals.cli.outputs import check_file
+from bytebound_evals.cli.outputs import check_file, check_folder
 
 if TYPE_CHECKING:
     from bytebound_evals.divergence import Reference
@@ -105,6 +105,8 @@ def kl(
         raise UsageError("expected either --reference or --reference-logits")
     if cache is not None and reference is None:
         raise UsageError("--cache keeps the logits of a --reference; name one")
+    if cache is not None:
+        check_folder("--cache", cache.expanduser())
     check_file("--out", out)
     settings = TextSettings(
         text=text,

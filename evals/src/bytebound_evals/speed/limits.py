@@ -48,9 +48,12 @@ def read_bandwidth(
     if not on_gpu:
         return None
     from bytebound_kernels.bench.cases import measure_read_bandwidth
-    from bytebound_kernels.bench.memory import find_backend
+    from bytebound_kernels.bench.memory import BenchError, find_backend
 
-    found = measure_read_bandwidth(find_backend(), 10)
+    try:
+        found = measure_read_bandwidth(find_backend(), 10)
+    except BenchError as error:
+        raise UsageError(f"{error} Or give --read-gb-s") from error
     return ReadBandwidth(found.median, MEASURED, tuple(found.samples))
 
 

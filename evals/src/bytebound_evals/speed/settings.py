@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from bytebound.settings import check_device
+
 from bytebound_evals.speed.drafts import DraftSpec
 from bytebound_evals.speed.prompts import Prompt
 
@@ -71,11 +73,7 @@ class Settings:
     @property
     def on_gpu(self) -> bool:
         """Whether the model will run on a GPU: the one rule that the engine has, too."""
-        import torch
-
-        if self.backend == "cuda":
-            return True
-        return torch.cuda.is_available() if self.device is None else self.device != "cpu"
+        return self.backend == "cuda" or check_device(self.device).type == "cuda"
 
     @property
     def length(self) -> int | None:

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from bytebound.backends import choose_backend
 from bytebound.cli.errors import UsageError
 from bytebound.errors import InvalidSettingError
-from bytebound.settings import check_cuda
+from bytebound.loading import find_model
+from bytebound.settings import (
+    BACKENDS,
+    check_choice,
+    check_cuda,
+    check_device,
+    check_max_len,
+)
 
 from bytebound_evals.model_run import free_memory
 from bytebound_evals.results import Metric
@@ -85,6 +92,8 @@ class Throughput:
                 raise UsageError(f"{name} {value}: expected at least {least}")
         if len(set(s.depths)) < len(s.depths):
             raise UsageError(f"--depth: {' '.join(map(str, s.depths))}: one is given twice")
+        check_choice("backend", s.backend, BACKENDS)
+        check_device(s.device)
         if s.backend == "cuda":
             check_cuda(s.device, s.dtype)
         labels = [draft.label for draft in self.settings.drafts]
@@ -100,6 +109,15 @@ class Throughput:
         for depth in self.settings.draft_depths or ():
             if depth not in self.settings.depths:
                 raise UsageError(f"--draft-depth {depth}: expected one of the depths")
+
+    def check_model(self) -> None:
+        """Refuse a length that the model does not have, before any weight is read.
+
+        Raises:
+            ByteboundError: there is no such model, or its context is shorter.
+        """
+        _, config = find_model(self.settings.model)
+        check_max_len(self.settings.length, config)
 
     def run(self) -> Measured:
         """Measure everything.

@@ -60,6 +60,8 @@ class Suite:
             raise UsageError(
                 "nothing to measure: leave --speed or --quality on; random weights have no quality"
             )
+        if self.speed is not None:
+            Throughput(self.speed).check_model()
         if self.quality is not None:
             check_quality(self.model, self.forms, self.quality)
             keys = form_keys(self.made, self.model, self.calibration, self.quality.device)
