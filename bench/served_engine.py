@@ -24,7 +24,14 @@ CLIENT = Path(__file__).with_name("http_client.py")
 def served(engine: Engine, **settings: Any) -> Iterator["Client"]:
     """Serve ``engine``, once it is warm, to one client in a process of its own."""
     app = build_app(engine, ServerSettings(model_name=MODEL, **settings))
-    config = uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="on")
+    config = uvicorn.Config(
+        app,
+        port=0,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        timeout_keep_alive=600,  # the client's one connection waits for the engine's own runs
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -38,9 +38,13 @@ def test_overhead(tmp_path: Path) -> None:
     options = ["--tok-s", "500", "--tokens", "40", "--rounds", "2"]
     metrics = run("server_overhead.py", tmp_path / "server.json", *options)
     assert set(metrics) == {
-        "bare.tok_s",
-        *(f"{name}.tok_s" for name in ("chat", "completions", "messages")),
-        *(f"{name}.overhead_percent" for name in ("chat", "completions", "messages")),
+        f"{prefix}{name}"
+        for prefix in ("", "in_turn.")
+        for name in (
+            "bare.tok_s",
+            *(f"{name}.tok_s" for name in ("chat", "completions", "messages")),
+            *(f"{name}.overhead_percent" for name in ("chat", "completions", "messages")),
+        )
     }
     assert all(len(metric["samples"]) == 2 for metric in metrics.values())
     for name in ("bare", "chat", "completions", "messages"):

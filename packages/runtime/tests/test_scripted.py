@@ -155,6 +155,25 @@ def test_another_script_counts_from_the_next_prompt_on():
         executor.rewrite([[32]])
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_what_a_host_does_between_passes_is_hidden_by_a_device_that_runs_ahead(runs_ahead):
+    executor = ScriptedExecutor(STEPS, VOCAB, pass_s=0.03, runs_ahead=runs_ahead)
+    executor.prefill([1, 2, 3])
+    started = time.perf_counter()
+    for _ in range(5):
+        time.sleep(0.02)
+        executor.verify([5])
+        executor.commit(1)
+    took = time.perf_counter() - started
+    assert took >= (4 * 0.03 if runs_ahead else 5 * 0.05)
+    if runs_ahead:
+        assert took < 5 * 0.05
+        time.sleep(0.1)  # nobody asked in time: the next pass begins when it is asked for
+        started = time.perf_counter()
+        executor.verify([5])
+        assert time.perf_counter() - started >= 0.03
+
+
 def test_a_pass_takes_its_time():
     executor = ScriptedExecutor(STEPS, VOCAB, pass_s=0.02)
     executor.prefill([1, 2, 3])

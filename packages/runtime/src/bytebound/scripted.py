@@ -28,7 +28,9 @@ class ScriptedExecutor:
 
     Every ``prefill`` and ``restore`` starts the script anew. After the script comes ``end_id`` for
     ever, or an error where there is none. ``pass_s`` is how many seconds a pass of the decode loop
-    takes at least, as a large model's does.
+    takes at least, as a large model's does. With ``runs_ahead`` a pass is under way before the one
+    before it is read, as on the CUDA backend: it ends that long after the last one's end, if it is
+    asked for by then.
     """
 
     last_hidden: torch.Tensor | None = None
@@ -45,12 +47,15 @@ class ScriptedExecutor:
         end_id: int | None = None,
         max_len: int = 8192,
         pass_s: float = 0.0,
+        runs_ahead: bool = False,
     ) -> None:
         if not 0 <= pass_s < math.inf:
             raise InvalidSettingError(f"pass_s: got {pass_s}, expected seconds, 0 or more")
         self.vocab_size = vocab_size
         self.max_len = max_len
         self.pass_s = pass_s
+        self.runs_ahead = runs_ahead
+        self._pass_end = -math.inf
         self._end_id = end_id
         self.rewrite(steps)
         self.epoch = 0
@@ -99,13 +104,20 @@ class ScriptedExecutor:
 
     def verify(self, ids: Sequence[int]) -> torch.Tensor:
         """Return the logits [R, vocab] of the next R ids of the script; commits nothing."""
-        end = time.perf_counter() + self.pass_s
+        begun = time.perf_counter()
         self._check_room(len(ids))
         self._rows = len(ids)
         rows = self._logits(self._position - self._start + 1, len(ids))
         if self.pass_s:
-            time.sleep(max(0.0, end - time.perf_counter()))
+            self._wait(begun)
         return rows
+
+    def _wait(self, begun: float) -> None:
+        """Sleep until the pass that was asked for at ``begun`` is over."""
+        if self.runs_ahead and begun < self._pass_end + self.pass_s:
+            begun = self._pass_end
+        self._pass_end = begun + self.pass_s
+        time.sleep(max(0.0, self._pass_end - time.perf_counter()))
 
     def commit(self, count: int) -> None:
         """Keep the first ``count`` rows of the last ``verify``."""
@@ -123,6 +135,7 @@ class ScriptedExecutor:
     def _start_script(self) -> torch.Tensor:
         self._start = self._position
         self._rows = 0
+        self._pass_end = time.perf_counter()
         return self._logits(0, 1)[0]
 
     def _check_room(self, count: int) -> None:
