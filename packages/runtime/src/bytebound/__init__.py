@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 # Where the names live, cheap imports first.
-_HOMES = ("errors", "results", "grammar", "sampling", "drafts", "engine")
+_HOMES = ("errors", "results", "grammar", "sampling_params", "sampling", "drafts", "engine")
 
 if not TYPE_CHECKING:  # a type checker would take every name for given
 
