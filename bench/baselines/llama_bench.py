@@ -8,7 +8,6 @@ Not installed: the file says so, and the exit code is 0.
 
 import argparse
 import json
-import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bytebound.cli.errors import UsageError
+from bytebound_evals.cli.outputs import check_file
 from bytebound_evals.conditions import command_record, commit_record, machine_record
 from bytebound_evals.errors import EvalError, RivalError
 from bytebound_evals.results import Metric, Result, write_result
 from bytebound_evals.rivals.process import found_program
-from bytebound_evals.rivals.runner import not_measured
+from bytebound_evals.rivals.runner import not_measured, split_words
 from bytebound_evals.speed.samples import SPEED_TOLERANCE_PCT, depth_label
 
 NAME = "llama_bench"
+PROGRAM = ("llama-bench",)
 
 
 def metrics_of(records: Sequence[dict[str, Any]], model: str) -> dict[str, Metric]:
@@ -61,10 +63,13 @@ def bench(program: Sequence[str], options: argparse.Namespace) -> list[dict[str,
     """
     depths = ",".join(map(str, options.depth))
     common = [*program, "-m", options.model, "-ngl", "999", "-fa", "1", "-o", "json"]
-    common += ["-r", str(options.samples), *shlex.split(options.extra)]
+    common += ["-r", str(options.samples), *split_words("--extra", options.extra)]
     records: list[dict[str, Any]] = []
     for words in (["-p", depths, "-n", "0"], ["-p", "0", "-n", str(options.tokens), "-d", depths]):
-        done = subprocess.run([*common, *words], capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run([*common, *words], capture_output=True, text=True, check=False)
+        except OSError as error:  # no program, though its file says so
+            raise RivalError(f"{program[0]} cannot be run: {error.strerror or error}") from error
         if done.returncode != 0:
             raise RivalError(f"{NAME} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
         try:
@@ -79,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, metavar="FILE")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--command", default="llama-bench")
+    parser.add_argument("--command", default="", help=f"default: {PROGRAM[0]}")
     parser.add_argument("--depth", type=int, nargs="+", default=[512, 8192, 32768])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--samples", type=int, default=5)
@@ -87,8 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--commit")
     options = parser.parse_args(argv)
     recorded = command_record(f"bench/baselines/{NAME}.py", sys.argv[1:] if argv is None else argv)
-    program = shlex.split(options.command)
     try:
+        check_file("--out", options.out)
+        program = split_words("--command", options.command) or PROGRAM
         if not found_program(program):
             reason = f"{program[0]} is not installed here; give --command"
             return not_measured(NAME, reason, recorded, options.out, options.commit)
@@ -104,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             metrics=metrics,
         )
         write_result(options.out, result)
-    except EvalError as error:
+    except (EvalError, UsageError) as error:
         print(f"{NAME}: error: {error}", file=sys.stderr)
         return 1 if isinstance(error, RivalError) else 2
     for name, metric in metrics.items():

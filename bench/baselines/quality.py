@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from bytebound.cli.errors import UsageError
 from bytebound.errors import ByteboundError
+from bytebound_evals.cli.outputs import check_file
 from bytebound_evals.conditions import command_record, commit_record, machine_record
 from bytebound_evals.errors import EvalError, RivalError
 from bytebound_evals.measured_text import TextSettings
@@ -61,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     words = sys.argv[1:] if argv is None else argv
     try:
+        check_file("--out", options.out)
         metrics = measure(options)
         result = Result(
             machine=machine_record("cuda" if torch.cuda.is_available() else "cpu"),

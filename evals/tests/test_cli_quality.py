@@ -125,6 +125,7 @@ def test_another_tokenizer_is_refused(cli: Cli, other_tokenizer: Path, tmp_path:
         (["kl", "-m", "tiny", "--reference-logits", "x", "--cache", "y"], "--cache keeps"),
         (["kl", "-m", "tiny", "--reference-logits", "absent"], "holds no complete reference"),
         (["kl", "-m", "tiny", "--reference", "tiny", "--cache", "/dev/null"], "is no folder"),
+        (["kl", "-m", "tiny", "--reference", "tiny", "--cache-limit", "nan"], "--cache-limit nan"),
         (["kl", "-m", "tiny", "--reference", "absent"], "no model folder 'absent'"),
         (["gsm8k", "-m", "tiny", "--data", "absent.jsonl"], "is no file and no known text"),
         (["gsm8k", "-m", "tiny", "--mode", "base"], "mode is 'base'"),

@@ -320,6 +320,10 @@ def test_a_rival_that_is_never_ready(tmp_path: Path) -> None:
         (["--url", "http://127.0.0.1:9", "--samples", "0"], "--samples 0"),
         (["--url", "http://127.0.0.1:9", "--tokens", "1"], "--tokens 1"),
         (["--url", "http://127.0.0.1:9", "--tokenizer", "no-such"], "no-such"),
+        (["--extra", "'"], "--extra"),
+        (["--command", "'"], "--command"),
+        (["--log", "/dev/null/log"], "--log /dev/null/log cannot be written"),
+        (["--out", "/dev/null/x.json"], "--out /dev/null/x.json cannot be written"),
     ],
 )
 def test_wrong_use(

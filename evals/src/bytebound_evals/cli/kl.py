@@ -1,5 +1,6 @@
 """``bytebound-evals kl``: how far a model is from its reference, position by position."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,6 +106,8 @@ def kl(
         raise UsageError("expected either --reference or --reference-logits")
     if cache is not None and reference is None:
         raise UsageError("--cache keeps the logits of a --reference; name one")
+    if not 0 < cache_limit < math.inf:
+        raise UsageError(f"--cache-limit {cache_limit:g}: expected a size above 0")
     if cache is not None:
         check_folder("--cache", cache.expanduser())
     check_file("--out", out)

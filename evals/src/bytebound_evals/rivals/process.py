@@ -37,17 +37,21 @@ def running_server(
     Its output goes to ``log``. It and what it started are ended together, at first politely.
 
     Raises:
-        RivalError: it ends by itself, or is not ready after ``ready_s`` seconds.
+        RivalError: it cannot be run, ends by itself, or is not ready after ``ready_s`` seconds.
     """
+    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {})},
-            start_new_session=True,  # a process group of its own, so that none of it stays
-        )
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,  # a process group of its own, so that none of it stays
+            )
+        except OSError as error:  # no program, though its file says so
+            raise RivalError(f"{command[0]} cannot be run: {error.strerror or error}") from error
         try:
             _wait(process, server, ready_path, ready_s, log)
             yield

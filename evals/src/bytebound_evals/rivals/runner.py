@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bytebound.cli.errors import UsageError, one_line
 from bytebound.errors import ByteboundError
 
+from bytebound_evals.cli.outputs import check_file
 from bytebound_evals.conditions import (
     command_record,
     commit_record,
@@ -130,12 +131,14 @@ def not_measured(
 def _run(rival: Rival, options: argparse.Namespace, argv: list[str]) -> int:
     asked = Asked(
         model=options.model,
-        program=tuple(shlex.split(options.command)) if options.command else rival.program,
+        program=split_words("--command", options.command or "") or rival.program,
         port=options.port,
         max_len=options.max_len,
         draft_tokens=options.draft_tokens,
-        extra=tuple(shlex.split(options.extra)),
+        extra=split_words("--extra", options.extra),
     )
+    check_file("--out", options.out)
+    check_file("--log", options.log)
     recorded = command_record(f"bench/baselines/{rival.name}.py", argv)
     command = rival.command(asked)
     if options.dry_run:
@@ -294,6 +297,18 @@ def _note(
     if any(sample.cached_tokens for runs in samples.values() for sample in runs):
         parts.append("Some prompts were answered from a cache; their prefill stands apart.")
     return " ".join(parts)
+
+
+def split_words(option: str, text: str) -> tuple[str, ...]:
+    """A command line in one option, as a shell would cut it.
+
+    Raises:
+        UsageError: a quote is not closed.
+    """
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r}: {error}") from error
 
 
 def open_tokenizer(model: str) -> "Tokenizer":
