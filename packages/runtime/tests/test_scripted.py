@@ -1,5 +1,4 @@
 import math
-import time
 
 import pytest
 import torch
@@ -155,33 +154,48 @@ def test_another_script_counts_from_the_next_prompt_on():
         executor.rewrite([[32]])
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True])
-def test_what_a_host_does_between_passes_is_hidden_by_a_device_that_runs_ahead(runs_ahead):
+class Clock:
+    """In place of the module ``time``: it goes on only where somebody sleeps."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def perf_counter(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.mark.parametrize(("runs_ahead", "took"), [(False, 5 * 0.05), (True, 5 * 0.03)])
+def test_what_a_host_does_between_passes_is_hidden_by_a_device_that_runs_ahead(
+    monkeypatch, runs_ahead, took
+):
+    clock = Clock()
+    monkeypatch.setattr("bytebound.scripted.time", clock)
     executor = ScriptedExecutor(STEPS, VOCAB, pass_s=0.03, runs_ahead=runs_ahead)
     executor.prefill([1, 2, 3])
-    started = time.perf_counter()
+    started = clock.now
     for _ in range(5):
-        time.sleep(0.02)
+        clock.sleep(0.02)
         executor.verify([5])
         executor.commit(1)
-    took = time.perf_counter() - started
-    assert took >= (4 * 0.03 if runs_ahead else 5 * 0.05)
-    if runs_ahead:
-        assert took < 5 * 0.05
-        time.sleep(0.1)  # nobody asked in time: the next pass begins when it is asked for
-        started = time.perf_counter()
-        executor.verify([5])
-        assert time.perf_counter() - started >= 0.03
+    assert clock.now - started == pytest.approx(took)
+    clock.sleep(0.1)  # nobody asked in time: the next pass begins when it is asked for
+    started = clock.now
+    executor.verify([5])
+    assert clock.now - started == pytest.approx(0.03)
 
 
-def test_a_pass_takes_its_time():
+def test_a_pass_takes_its_time(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("bytebound.scripted.time", clock)
     executor = ScriptedExecutor(STEPS, VOCAB, pass_s=0.02)
     executor.prefill([1, 2, 3])
-    started = time.perf_counter()
     for _ in range(3):
         executor.verify([5])
         executor.commit(1)
-    assert time.perf_counter() - started >= 0.06
+    assert clock.now == pytest.approx(100.06)
     for wrong in (-1.0, math.inf, math.nan):
         with pytest.raises(InvalidSettingError, match="pass_s"):
             ScriptedExecutor(STEPS, VOCAB, pass_s=wrong)
