@@ -2,8 +2,10 @@
 
 import json
 import logging
+import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from bytebound.scripted import ScriptedExecutor
 from bytebound.server.app import build_app
 from bytebound.server.metrics import Metrics
 from bytebound.server.settings import ServerSettings, check_access, is_loopback
-from bytebound.text.tokenizer import Tokenizer
+from bytebound.text.tokenizer import Tokenizer, load_tokenizer
 
 from .server_runs import MODEL, Served, script, served
 
@@ -284,3 +286,35 @@ def test_settings_out_of_range_are_refused() -> None:
 def test_a_model_without_a_tokenizer_is_not_served() -> None:
     with pytest.raises(TokenizerMissingError):
         build_app(Engine(ScriptedExecutor([[1]], 10)), ServerSettings("m"))
+
+
+def test_a_model_without_a_chat_template_completes_text(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "plain")
+    (folder / "chat_template.jinja").unlink()
+    plain = load_tokenizer(folder)
+    assert plain is not None
+    with served(script(plain, "the quick")) as found:
+        assert found.health()["status"] == "ready"
+        assert found.post("/v1/completions", BODY).json()["choices"][0]["text"] == "the quick"
+        chat = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
+        response = found.post("/v1/chat/completions", chat)
+    assert response.status_code == 400
+    assert "chat template" in response.json()["error"]["message"]
+
+
+def test_a_template_is_compiled_before_the_server_is_ready(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[Any] = []
+    render = Tokenizer.apply_chat_template
+
+    def counted(self: Tokenizer, *given: Any, **more: Any) -> Any:
+        rendered.append(given)
+        return render(self, *given, **more)
+
+    monkeypatch.setattr(Tokenizer, "apply_chat_template", counted)
+    with served(script(tokenizer, "the quick")) as found:
+        assert found.health()["status"] == "ready"
+        assert len(rendered) == 1
