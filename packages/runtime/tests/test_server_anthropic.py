@@ -290,3 +290,16 @@ def test_a_long_argument_is_streamed_as_it_comes(tokenizer: Tokenizer) -> None:
 def test_errors_of_the_official_client(plain: Served) -> None:
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         plain.anthropic.messages.create(model="x", max_tokens=0, messages=ASK)
+
+
+def test_a_prompt_that_is_too_long_is_refused_in_the_words_agents_look_for(
+    tokenizer: Tokenizer,
+) -> None:
+    with served(script(tokenizer, "the quick", max_len=64)) as found:
+        asked: dict[str, Any] = {"model": "x", "max_tokens": 5}
+        asked["messages"] = [{"role": "user", "content": "hello " * 80}]
+        count = found.post("/v1/messages/count_tokens", asked).json()["input_tokens"]
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            found.anthropic.messages.create(**asked)
+    assert count > 64
+    assert f"prompt is too long: {count} tokens > 64 maximum" in str(caught.value)
