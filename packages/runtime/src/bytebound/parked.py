@@ -2,8 +2,8 @@
 
 They are a tree whose edges are passes. Prompts that begin alike are cut alike there (see
 ``prompt_reader``), so the passes that two conversations share are held once. A node has the keys
-and values of its pass, and the state behind it where one was kept. Who is used last goes last:
-leaves go first, and with a leaf all of its branch up to a state or to another conversation.
+and values of its pass, and the state behind it where one was kept. The conversation that was used
+longest ago goes first: the states on its way, then its end with all that leads there alone.
 """
 
 from array import array
@@ -117,26 +117,24 @@ class ParkedConversations:
         """Copy a conversation out of the executor: its passes as far as the last of ``snapshots``.
 
         Of its states, those that it has here already included, the ones at positions in ``keep``
-        are held; what is here is not copied again. Others go to make room, but never ``spare``, the
-        ids and stops of a conversation. As much of the beginning is parked as the budget allows.
+        are held, the deepest first; what is here is not copied again. Others go to make room, but
+        never ``spare``, the ids and stops of a conversation. What the budget does not allow is left
+        out.
 
         Raises:
             RuntimeError: the host has no more memory. What was parked until then is.
         """
         self.touch(ids, stops)
         spared = set(self._path(*spare)) if spare else set[_Node]()
-        self._thin_out(self._path(ids, stops), keep)
-        chosen = [stop for stop in stops if stop in keep and stop in snapshots]
-        way = [stop for stop in stops if stop <= max(chosen, default=0)]
+        self._thin_out(self._path(ids, stops), keep, spared)
         try:
-            for stop in chosen:
-                upto = way[: way.index(stop) + 1]
-                if not self._add(ids, upto, snapshots[stop], spared):
-                    break
+            for stop in reversed(stops):
+                if stop in keep and stop in snapshots:
+                    own = self._path(ids, stops)
+                    way = stops[: stops.index(stop) + 1]
+                    self._add(ids, way, snapshots[stop], spared.union(own))
         finally:
-            path = self._path(ids, way)
-            if path:
-                self._prune(path[-1], spared)
+            self._prune((self._path(ids, stops) or [self._root])[-1], spared)
 
     def bring_back(
         self, ids: Sequence[int], stops: Sequence[int], start: int, end: int
@@ -194,19 +192,19 @@ class ParkedConversations:
 
     def _add(
         self, ids: Sequence[int], way: Sequence[int], snapshot: Snapshot, spared: set[_Node]
-    ) -> bool:
-        """Hold the passes of ``way``, and the state at its end; False: there is no room for it."""
+    ) -> None:
+        """Hold the passes of ``way``, and the state at its end, if there is room for it."""
         path = self._path(ids, way)
         if len(path) == len(way) and path[-1].state is not None:
-            return True
+            return
         new = list(zip([0, *way], way, strict=False))[len(path) :]
         hidden = snapshot.last_hidden
         tensors = [*snapshot.state, *(() if hidden is None else (hidden,))]
         sizes = [sum(one.nbytes for one in self._slices(*place)) for place in new]
         pages = sum(map(self._store.needed, [*sizes, sum(one.nbytes for one in tensors)]))
         small = sum(_node_bytes(stop - start) for start, stop in new)
-        if not self._make_room(pages, small, spared | {*path}):
-            return False
+        if not self._make_room(pages, small, spared):
+            return
         node = path[-1] if path else self._root
         for start, stop in new:
             caches = self._store.write(self._slices(start, stop))
@@ -220,7 +218,6 @@ class ParkedConversations:
             tensors[0].device if tensors else None,
             hidden is not None,
         )
-        return True
 
     def _make_room(self, pages: int, small: int, spared: set[_Node]) -> bool:
         """Let the conversations go that were used longest ago, but only if that is enough."""
@@ -238,21 +235,20 @@ class ParkedConversations:
         if lacking(node for node in self._nodes() if node not in spared):
             return False
         while lacking():
-            leaves = [node for node in self._nodes() if not node.children and node not in spared]
-            leaf = min(leaves, key=lambda node: node.used)
+            states = [node for node in self._nodes() if node.state and node not in spared]
+            oldest = min(states, key=lambda node: (node.used, not node.children))
             self.evictions += 1
-            self._drop_state(leaf)
-            self._prune(leaf, spared)
+            self._drop_state(oldest)
+            self._prune(oldest, spared)
         return True
 
-    def _thin_out(self, path: Sequence[_Node], keep: Collection[int]) -> None:
+    def _thin_out(self, path: Sequence[_Node], keep: Collection[int], spared: set[_Node]) -> None:
         """Drop the states of a conversation that it does not keep, unless it shares them."""
         own = {*path}
         for node in path:
-            if node.stop not in keep and own.issuperset(node.children.values()):
+            shared = node in spared or not own.issuperset(node.children.values())
+            if node.stop not in keep and not shared:
                 self._drop_state(node)
-        if path:
-            self._prune(path[-1], set())
 
     def _prune(self, node: _Node, spared: set[_Node]) -> None:
         """Drop a branch's end that leads to no state."""

@@ -170,6 +170,9 @@ class PromptReader:
             return
         own = resident.ids, resident.stops
         keep = self._worth_keeping(*own, {*resident.snapshots, *parked.states(*own)})
+        cut, end = ([0, *resident.stops])[-2:]
+        if cut in keep and not parking_pays(end - cut, self.executor.prefill_floor):
+            keep.discard(end)  # of use to the same prompt alone, which reads it as fast
         with _if_memory_allows():
             parked.park(*own, resident.snapshots, keep, spare=(prompt, stops))
 
