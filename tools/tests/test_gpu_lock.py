@@ -123,3 +123,10 @@ def test_wrong_use(start: Start, tmp_path: Path) -> None:
     code, _, err = finish(start("true"))
     assert code == 2
     assert "No devices" in err
+
+
+def test_an_answer_that_names_no_process_is_no_answer(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "busy").write_text("[Not Supported]\n")
+    code, out, err = finish(start("echo", "ran"))
+    assert (code, out) == (2, "")
+    assert "nvidia-smi: [Not Supported]: whether the GPU is free cannot be known" in err
