@@ -2,7 +2,7 @@
 # Measures the throughput suite twice on this machine's GPU, at the 27B shape with random weights, and
 # holds the second run against the first: of the same build nothing may be slower.
 #
-#   tools/h200_suite.sh           about four and a half minutes on an H200, after a build
+#   tools/h200_suite.sh           after a build in LIMIT seconds, or not at all
 #
 # Writes into ${OUT:-bench/results/CARD} throughput.json, the first run, and throughput-gate.md, the
 # gate's table; into ${OUT:-build/suite} throughput-again.json and gate.json.
