@@ -64,7 +64,9 @@ def test_conversations_take_turns(server: Served, folder: Path) -> None:
                     got, expected = ask(server, messages), ask(other, messages)
                     assert got["choices"] == expected["choices"]
                 usage = ask(server, talk)["usage"]
-                assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"]
+                # All but the ids behind the last cut, which are read as fast as copied.
+                cached = usage["prompt_tokens_details"]["cached_tokens"]
+                assert 0 <= usage["prompt_tokens"] - cached < 64
                 lengths[number] = usage["prompt_tokens"]
                 content = got["choices"][0]["message"]["content"] or "yes"
                 talk += [
