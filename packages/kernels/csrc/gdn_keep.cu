@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(kThreads) gdn_keep_kernel(const GdnKeepParams 
   if (i_pair >= num_pairs) {
     const int i_gate = 2 * (i_pair - num_pairs);
     if (i_gate < p.gate_channels) {
-      const auto* p_from = static_cast<const std::uint16_t*>(p.gates) +
-                           i_layer * p.gates_layer_stride + i_gate;
+      const auto* p_from =
+          static_cast<const std::uint16_t*>(p.gates) + i_layer * p.gates_layer_stride + i_gate;
       auto* p_to = static_cast<std::uint16_t*>(p.pending_gates) +
                    i_layer * p.pending_gates_layer_stride + i_gate;
       for (int i = 0; i < num_rows; ++i) {
@@ -34,15 +34,15 @@ __global__ void __launch_bounds__(kThreads) gdn_keep_kernel(const GdnKeepParams 
     return;
   }
   const int channel = 2 * i_pair;
-  auto* p_pending = static_cast<std::uint16_t*>(p.pending_qkv) +
-                    i_layer * p.pending_layer_stride + channel;
-  const auto* p_current = static_cast<const std::uint16_t*>(p.projected) +
-                          i_layer * p.projected_layer_stride + channel;
+  auto* p_pending =
+      static_cast<std::uint16_t*>(p.pending_qkv) + i_layer * p.pending_layer_stride + channel;
+  const auto* p_current =
+      static_cast<const std::uint16_t*>(p.projected) + i_layer * p.projected_layer_stride + channel;
   const int num_accepted = min(max(*p.num_accepted, 0), kKeepRows);
   if (num_accepted > 0) {
     // Input j of the new window is number j + num_accepted of (window, pending rows).
-    auto* p_window = static_cast<std::uint16_t*>(p.windows) +
-                     (i_layer * p.channels + channel) * kKeepWindow;
+    auto* p_window =
+        static_cast<std::uint16_t*>(p.windows) + (i_layer * p.channels + channel) * kKeepWindow;
     std::uint16_t b_window[2][kKeepWindow];
 #pragma unroll
     for (int j = 0; j < kKeepWindow; ++j) {

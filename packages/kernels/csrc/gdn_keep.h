@@ -16,7 +16,7 @@ struct GdnKeepParams {
   void* pending_qkv;      // [8, L, C] of the pass before; its first R rows are overwritten
   void* pending_gates;    // [8, L, 2 HV]
   void* windows;          // [L, C, 3], oldest input first
-  const std::int32_t* num_accepted;  // in device memory: pending rows that count, 0 to 8
+  const std::int32_t* num_accepted;   // in device memory: pending rows that count, 0 to 8
   std::int64_t projected_row_stride;  // in elements, as all distances here
   std::int64_t projected_layer_stride;
   std::int64_t gates_row_stride;
@@ -26,9 +26,9 @@ struct GdnKeepParams {
   std::int64_t pending_gates_row_stride;
   std::int64_t pending_gates_layer_stride;
   std::int64_t layers;
-  std::int64_t channels;  // C, even
+  std::int64_t channels;       // C, even
   std::int64_t gate_channels;  // 2 HV
-  std::int64_t rows;      // R, 1 to 8
+  std::int64_t rows;           // R, 1 to 8
   int device;
 };
 

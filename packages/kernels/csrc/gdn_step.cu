@@ -54,7 +54,7 @@ constexpr int kSpareThreads = 3 * kWarp;  // without a piece of S
 constexpr int kMaxThreads = kMaxItemWarps * kWarp + kSpareThreads;
 constexpr int kKeyPairs = kDeltaDim;            // pairs of channels of q and of k together
 constexpr int kValuePairs = kSliceColumns / 2;  // of an item
-constexpr int kMessage = 4;   // value heads whose sums go to another block at once
+constexpr int kMessage = 4;  // value heads whose sums go to another block at once
 constexpr int kMaxSharedBytes = 96 << 10;
 
 template <typename T>
@@ -428,7 +428,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
         o_value = o_value_of(i_pair);
         const Pair<T> z = load_z(i_row, o_value);
         const float2 weight = norm_weight_of(o_value);
-        gate = make_float2(weight.x * silu_fast(to_float(z.v[0])), weight.y * silu_fast(to_float(z.v[1])));
+        gate = make_float2(weight.x * silu_fast(to_float(z.v[0])),
+                           weight.y * silu_fast(to_float(z.v[1])));
       }
       const int i_head = item_of(i_pair / kValuePairs, rank, ratio).i_head;
       const float* p_parts = p_squares + i_row * kSlices * layout.squares_stride + i_head;

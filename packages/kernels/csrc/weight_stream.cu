@@ -14,6 +14,7 @@
 #include "cuda/device_guard.h"
 #include "cuda/launch.h"
 #include "cuda/stream_delta.cuh"
+#include "cuda/stream_gates.cuh"
 #include "cuda/stream_norm.cuh"
 #include "cuda/stream_product.cuh"
 #include "cuda/stream_program.cuh"
@@ -62,8 +63,13 @@ struct Place {
   __device__ __forceinline__ Team team() const {
     const int index = warp() / kMatvecWarps;
     std::uint64_t* p_ready = barriers() + 2 * index;
-    return {index,  static_cast<int>(blockIdx.x) * kTeams + index,
-            warp() % kMatvecWarps, i_thread % kTeamThreads, lane(), p_ready, p_ready + 1};
+    return {index,
+            static_cast<int>(blockIdx.x) * kTeams + index,
+            warp() % kMatvecWarps,
+            i_thread % kTeamThreads,
+            lane(),
+            p_ready,
+            p_ready + 1};
   }
   __device__ __forceinline__ __half* normed() const {
     return reinterpret_cast<__half*>(p_shared + program.normed);
@@ -81,7 +87,6 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
     weight_stream_kernel(const __grid_constant__ StreamProgram program) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) unsigned char shared_bytes[];
-  WeightRing<kAsymmetric> ring;
   {
     const Place<kAsymmetric> place{program, shared_bytes, thread_index()};
     if (place.i_thread == 0) {
@@ -96,17 +101,15 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
         ask_early(program.ops[i], place.lane());
       }
     }
-    ring.open(program, place.ring());
+    WeightRing<kAsymmetric>::open(program, place.ring());
   }
   __syncthreads();
   allow_next_kernel();
   wait_for_previous_kernel();
 
-  const int sent_slot = gridDim.x * kTeams * (kItemRows / 2) * kMatvecRows;
 #pragma unroll 1
   for (int i_op = 0; i_op < program.num_ops; ++i_op) {
     const StreamTask& op = program.ops[i_op];
-    float2* p_sent = program.p_sent + (i_op % kStreamSentSlots) * sent_slot;
     const Place<kAsymmetric> place{program, shared_bytes, thread_index()};
     stamp(program, i_op, 0);
     if (place.warp() == kStreamWarps - 1 && i_op + kOpsAhead < program.num_ops) {
@@ -117,12 +120,18 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
         stream_norm(op.norm, program.num_rows, program.normed_stride, place.normed(),
                     place.squares(), place.i_thread);
         break;
-      case StreamKind::kProduct:
-      case StreamKind::kDense:
-        stream_product(program, op.product, ring, place.ring(), place.team(), place.normed(),
-                       static_cast<float2*>(place.parts()), p_sent,
-                       [&](int i) { stamp(program, i_op, i); });
+      case StreamKind::kGates:
+        stream_gates(op.gates, program.num_rows, place.normed(), program.normed_stride,
+                     place.i_thread);
         break;
+      case StreamKind::kProduct: {
+        const int sent_slot = gridDim.x * kTeams * (kItemRows / 2) * kMatvecRows;
+        float2* p_sent = program.p_sent + (i_op % kStreamSentSlots) * sent_slot;
+        stream_product<kAsymmetric>(program, op.product, place.ring(), place.team(), place.normed(),
+                                    static_cast<float2*>(place.parts()), p_sent,
+                                    [&](int i) { stamp(program, i_op, i); });
+        break;
+      }
       case StreamKind::kReplay:
       case StreamKind::kGatedDelta: {
         const Team team = place.team();
@@ -198,26 +207,39 @@ Shares shares_of(std::int64_t items, std::int64_t warps) {
           static_cast<unsigned>((items % busy << 32) / busy), static_cast<int>(busy)};
 }
 
-ProductTask task_of(const StreamProduct& p, bool dense, int num_warps) {
-  const int item_rows = dense ? 16 : kItemRows;
+GatesTask task_of(const StreamGates& p) {
+  return {static_cast<const __half*>(p.weight),
+          static_cast<__half*>(p.out),
+          p.weight_row_stride,
+          p.out_row_stride,
+          p.n,
+          p.d,
+          rms_threads(p.d)};
+}
+
+ProductTask task_of(const StreamProduct& p, int num_warps) {
   const std::int64_t rows = p.epilogue == MatvecEpilogue::kSwiGlu ? 2 * std::int64_t{p.n} : p.n;
   ProductTask task = {};
-  task.is_dense = dense;
   task.p_weight = static_cast<const unsigned char*>(p.weight);
   task.p_x = static_cast<const __half*>(p.x);
-  task.weight_row_stride = p.weight_row_stride;
   task.x_row_stride = p.x_row_stride;
   task.num_groups = p.k / kGroup;
-  task.shares = shares_of((rows + item_rows - 1) / item_rows * task.num_groups, num_warps);
+  task.shares = shares_of((rows + kItemRows - 1) / kItemRows * task.num_groups, num_warps);
   task.bfloat16_scales = p.scale_dtype == DType::kBFloat16;
-  task.output = {p.out,       p.residual, p.out_row_stride, p.residual_row_stride, p.n,
-                 p.float_out, p.epilogue, p.scale};
+  task.output = {p.out, p.residual,  p.out_row_stride, p.residual_row_stride,
+                 p.n,   p.float_out, p.epilogue,       p.scale};
   return task;
 }
 
 NormTask task_of(const StreamNorm& p) {
-  return {p.x, p.weight, static_cast<__half*>(p.out), p.x_row_stride, p.out_row_stride,
-          p.d, rms_threads(p.d), p.eps};
+  return {p.x,
+          p.weight,
+          static_cast<__half*>(p.out),
+          p.x_row_stride,
+          p.out_row_stride,
+          p.d,
+          rms_threads(p.d),
+          p.eps};
 }
 
 DeltaTask task_of(const StreamGatedDelta& p) {
@@ -260,8 +282,8 @@ void add_early(StreamTask& task, const StreamOp& op, int rows) {
       break;
     case StreamKind::kProduct:
       break;
-    case StreamKind::kDense:
-      add_early(task, op.product.weight, op.product.n * op.product.weight_row_stride * half);
+    case StreamKind::kGates:
+      add_early(task, op.gates.weight, op.gates.n * op.gates.weight_row_stride * half);
       break;
     case StreamKind::kGatedDelta:
       break;  // the replay has read it
@@ -310,10 +332,11 @@ Status run(const WeightStreamParams& params, int num_sms, void* stream) {
         task.norm = task_of(op.norm);
         max_d = std::max(max_d, op.norm.d);
         break;
+      case StreamKind::kGates:
+        task.gates = task_of(op.gates);
+        break;
       case StreamKind::kProduct:
-      case StreamKind::kDense:
-        task.product =
-            task_of(op.product, op.kind == StreamKind::kDense, num_sms * kStreamWarps);
+        task.product = task_of(op.product, num_sms * kStreamWarps);
         task.product.parity = num_products++ % 2;
         break;
       case StreamKind::kReplay:
@@ -346,8 +369,9 @@ bool is_sound(const StreamOp& op, int rows) {
   switch (op.kind) {
     case StreamKind::kNorm:
       return op.norm.d >= kGroup && op.norm.d % kGroup == 0 && op.norm.d <= kNormMaxD;
+    case StreamKind::kGates:
+      return op.gates.n >= 1 && op.gates.d % kGroup == 0 && op.gates.d <= kNormMaxD;
     case StreamKind::kProduct:
-    case StreamKind::kDense:
       return op.product.n >= 1 && op.product.k >= kGroup && op.product.k % kGroup == 0;
     case StreamKind::kReplay:
     case StreamKind::kGatedDelta:

@@ -11,14 +11,14 @@
 
 namespace bytebound {
 
-constexpr int kStreamMaxOps = 64;  // of one launch
+constexpr int kStreamMaxOps = 36;  // of one launch
 constexpr int kStreamMaxRows = kMatvecRows;
 constexpr int kStreamSentSlots = 4;  // ops whose blocks may send each other sums at the same time
 
 enum class StreamKind : int {
   kNorm = 0,
   kProduct = 1,
-  kDense = 2,
+  kGates = 2,
   kReplay = 3,
   kGatedDelta = 4,
 };
@@ -30,24 +30,32 @@ enum class StreamKind : int {
 // The rows that the products behind it multiply, until the next norm:
 // fp16(x * rsqrt(mean(x^2) + eps) * (1 + weight)), in shared memory.
 struct StreamNorm {
-  const float* x;            // [R, D], handed over, 16-byte aligned
-  const float* weight;       // [D], 16-byte aligned
-  void* out;                 // [R, D] float16, or null: nobody else wants them
+  const float* x;             // [R, D], handed over, 16-byte aligned
+  const float* weight;        // [D], 16-byte aligned
+  void* out;                  // [R, D] float16, or null: nobody else wants them
   std::int64_t x_row_stride;  // in elements
   std::int64_t out_row_stride;
   int d;  // a multiple of 128
   float eps;
 };
 
-// As w4_matvec or dense_matvec, with the same bits. All w4 products of a launch are symmetric, or
-// all are asymmetric.
+// A small 16-bit matrix times the rows of the last norm, with the bits of rms_norm_project.
+struct StreamGates {
+  const void* weight;              // [N, D] float16, rows 16-byte aligned
+  void* out;                       // [R, N] float16
+  std::int64_t weight_row_stride;  // in elements
+  std::int64_t out_row_stride;
+  int n;
+  int d;
+};
+
+// As w4_matvec, with the same bits. All products of a launch are symmetric, or all asymmetric.
 struct StreamProduct {
-  const void* weight;          // packed items, or [N, K] float16 of a dense one
-  const void* x;               // [R, K] float16, handed over; null: the rows of the last norm
-  void* out;                   // [R, N] float16 or float32
-  const float* residual;       // [R, N], complete when the op begins, for kAddResidual
-  std::int64_t weight_row_stride;  // of a dense matrix, in elements
-  std::int64_t x_row_stride;   // in elements
+  const void* weight;         // packed items
+  const void* x;              // [R, K] float16, handed over; null: the rows of the last norm
+  void* out;                  // [R, N] float16 or float32
+  const float* residual;      // [R, N], complete when the op begins, for kAddResidual
+  std::int64_t x_row_stride;  // in elements
   std::int64_t out_row_stride;
   std::int64_t residual_row_stride;
   int n;
@@ -59,16 +67,17 @@ struct StreamProduct {
   float scale;
 };
 
-// As gdn_step without commit and with state_settled, with the same bits, in two ops: kReplay takes the
-// accepted pending rows into the state, kGatedDelta takes the rows of this pass, which are handed
-// over, through it. The first needs nothing of this pass: it may come as early as one likes. The
-// conv window stays as it is: gdn_keep moves it on.
+// As gdn_step without commit and with state_settled, with the same bits, in two ops: kReplay takes
+// the accepted pending rows into the state, kGatedDelta takes the rows of this pass, which are
+// handed over, through it. The first needs nothing of this pass: it may come as early as one likes.
+// The conv window stays as it is: gdn_keep moves it on.
 using StreamGatedDelta = GdnStepParams;
 
 struct StreamOp {
   StreamKind kind;
   StreamNorm norm;
-  StreamProduct product;  // kProduct and kDense
+  StreamProduct product;
+  StreamGates gates;
   StreamGatedDelta delta;  // kReplay and kGatedDelta
 };
 

@@ -18,26 +18,58 @@ namespace {
 using RowPointers = std::array<Address, 3>;
 using RowStrides = std::array<std::int64_t, 3>;
 
-StreamOp norm(Address x, Address weight, Address out, std::int64_t x_row_stride,
-              std::int64_t out_row_stride, int d, float eps) {
+StreamOp norm(Address x,
+              Address weight,
+              Address out,
+              std::int64_t x_row_stride,
+              std::int64_t out_row_stride,
+              int d,
+              float eps) {
   StreamOp op = {};
   op.kind = StreamKind::kNorm;
-  op.norm = {pointer<const float>(x), pointer<const float>(weight), pointer<void>(out),
-             x_row_stride, out_row_stride, d, eps};
+  op.norm = {pointer<const float>(x),
+             pointer<const float>(weight),
+             pointer<void>(out),
+             x_row_stride,
+             out_row_stride,
+             d,
+             eps};
   return op;
 }
 
-StreamOp product(bool dense, Address weight, Address x, Address out, Address residual,
-                 std::int64_t weight_row_stride, std::int64_t x_row_stride,
-                 std::int64_t out_row_stride, std::int64_t residual_row_stride, int n, int k,
-                 int scale_dtype, bool asymmetric, bool float_out, int epilogue, float scale) {
+StreamOp gates(Address weight,
+               Address out,
+               std::int64_t weight_row_stride,
+               std::int64_t out_row_stride,
+               int n,
+               int d) {
   StreamOp op = {};
-  op.kind = dense ? StreamKind::kDense : StreamKind::kProduct;
+  op.kind = StreamKind::kGates;
+  op.gates = {
+      pointer<const void>(weight), pointer<void>(out), weight_row_stride, out_row_stride, n, d};
+  return op;
+}
+
+StreamOp product(Address weight,
+                 Address x,
+                 Address out,
+                 Address residual,
+                 std::int64_t x_row_stride,
+                 std::int64_t out_row_stride,
+                 std::int64_t residual_row_stride,
+                 int n,
+                 int k,
+                 int scale_dtype,
+                 bool asymmetric,
+                 bool float_out,
+                 int epilogue,
+                 float scale) {
+  StreamOp op = {};
+  op.kind = StreamKind::kProduct;
   op.product = {pointer<const void>(weight),
                 pointer<const void>(x),
                 pointer<void>(out),
                 pointer<const float>(residual),
-                weight_row_stride,
                 x_row_stride,
                 out_row_stride,
                 residual_row_stride,
@@ -61,12 +93,26 @@ GdnRows rows_of(const RowPointers& pointers, std::int64_t rows, const RowStrides
           strides[2]};
 }
 
-StreamOp gated_delta(bool replay, const RowPointers& current, const RowPointers& pending, Address z,
-                     Address out, Address num_accepted, Address conv_weight, Address a_log,
-                     Address dt_bias, Address norm_weight, Address conv_window, Address state,
-                     std::int64_t pending_rows, const RowStrides& row_strides,
-                     const RowStrides& pending_row_strides, std::int64_t z_row_stride,
-                     std::int64_t out_row_stride, std::int64_t h, std::int64_t hv, float eps) {
+StreamOp gated_delta(bool replay,
+                     const RowPointers& current,
+                     const RowPointers& pending,
+                     Address z,
+                     Address out,
+                     Address num_accepted,
+                     Address conv_weight,
+                     Address a_log,
+                     Address dt_bias,
+                     Address norm_weight,
+                     Address conv_window,
+                     Address state,
+                     std::int64_t pending_rows,
+                     const RowStrides& row_strides,
+                     const RowStrides& pending_row_strides,
+                     std::int64_t z_row_stride,
+                     std::int64_t out_row_stride,
+                     std::int64_t h,
+                     std::int64_t hv,
+                     float eps) {
   StreamOp op = {};
   op.kind = replay ? StreamKind::kReplay : StreamKind::kGatedDelta;
   op.delta = {rows_of(current, 0, row_strides),
@@ -99,12 +145,13 @@ void bind_weight_stream(py::module_& m) {
   m.attr("STREAM_MAX_OPS") = kStreamMaxOps;
   m.def("stream_norm", &norm, py::kw_only(), "x"_a, "weight"_a, "out"_a, "x_row_stride"_a,
         "out_row_stride"_a, "d"_a, "eps"_a);
-  m.def("stream_product", &product, py::kw_only(), "dense"_a, "weight"_a, "x"_a, "out"_a,
-        "residual"_a, "weight_row_stride"_a, "x_row_stride"_a, "out_row_stride"_a,
-        "residual_row_stride"_a, "n"_a, "k"_a, "scale_dtype"_a, "asymmetric"_a, "float_out"_a,
-        "epilogue"_a, "scale"_a);
-  m.def("stream_gated_delta", &gated_delta, py::kw_only(), "replay"_a, "current"_a, "pending"_a, "z"_a,
-        "out"_a, "num_accepted"_a, "conv_weight"_a, "a_log"_a, "dt_bias"_a, "norm_weight"_a,
+  m.def("stream_gates", &gates, py::kw_only(), "weight"_a, "out"_a, "weight_row_stride"_a,
+        "out_row_stride"_a, "n"_a, "d"_a);
+  m.def("stream_product", &product, py::kw_only(), "weight"_a, "x"_a, "out"_a, "residual"_a,
+        "x_row_stride"_a, "out_row_stride"_a, "residual_row_stride"_a, "n"_a, "k"_a,
+        "scale_dtype"_a, "asymmetric"_a, "float_out"_a, "epilogue"_a, "scale"_a);
+  m.def("stream_gated_delta", &gated_delta, py::kw_only(), "replay"_a, "current"_a, "pending"_a,
+        "z"_a, "out"_a, "num_accepted"_a, "conv_weight"_a, "a_log"_a, "dt_bias"_a, "norm_weight"_a,
         "conv_window"_a, "state"_a, "pending_rows"_a, "row_strides"_a, "pending_row_strides"_a,
         "z_row_stride"_a, "out_row_stride"_a, "h"_a, "hv"_a, "eps"_a);
   m.def("weight_stream_workspace_bytes", &weight_stream_workspace_bytes, "num_sms"_a);

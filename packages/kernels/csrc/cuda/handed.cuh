@@ -3,8 +3,8 @@
 // The memory they are written to has every bit set beforehand, and no arithmetic yields such a word
 // or half word (its NaN is 0x7fffffff or 0x7fff). So a value is its own flag: it has arrived when
 // the bits are no longer all set, one trip after it was written, with no fence and no counter.
-// PTX ISA, "Memory Consistency Model": each access here is relaxed at gpu scope, and what depends on
-// a value is only read after it.
+// PTX ISA, "Memory Consistency Model": each access here is relaxed at gpu scope, and what depends
+// on a value is only read after it.
 #pragma once
 
 #include <cuda_fp16.h>

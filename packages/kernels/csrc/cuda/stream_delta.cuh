@@ -1,6 +1,7 @@
-// A Gated DeltaNet step within a weight stream: a team takes a value head, each of its eight warps a
-// slice of V, so that gdn_step's cluster is a team and its messages are shared memory. The replay of
-// pending rows does not depend on this pass: it is an op of its own, done while all wait for a norm.
+// A Gated DeltaNet step within a weight stream: a team takes a value head, each of its eight warps
+// a slice of V, so that gdn_step's cluster is a team and its messages are shared memory. The replay
+// of pending rows does not depend on this pass: it is an op of its own, done while all wait for a
+// norm.
 #pragma once
 
 #include "delta_rule.cuh"
@@ -48,8 +49,7 @@ struct DeltaPlace {
         i_gate(kTeamThreads - 1 - team.i_thread) {}
 
   __device__ __forceinline__ float* state(const DeltaTask& task, const Team& team) const {
-    return task.p_state +
-           (static_cast<std::int64_t>(i_head) * kDeltaDim + lane_row) * kDeltaDim +
+    return task.p_state + (static_cast<std::int64_t>(i_head) * kDeltaDim + lane_row) * kDeltaDim +
            team.i_warp * kSliceColumns + lane_column;
   }
   // This lane's column of v in a row of [q | k | v].
@@ -143,8 +143,7 @@ __device__ __forceinline__ void stream_delta_head(const DeltaTask& task,
                        {-expf(task.p_a_log[i_head]), task.p_dt_bias[i_head]});
   }
   // The output gate of this warp's row: lane l makes values 4 l .. 4 l + 3.
-  const bool has_out = !is_replay && i_warp < num_rows;
-  if (has_out) {
+  if (!is_replay && i_warp < num_rows) {
     const T* p_z = task.p_z + i_warp * task.z_row_stride + i_head * kDeltaDim + 4 * i_lane;
     const float4 weight = reinterpret_cast<const float4*>(task.p_norm_weight)[i_lane];
     const uint32_t words[2] = {receive_halves(p_z), receive_halves(p_z + 2)};
@@ -176,7 +175,7 @@ __device__ __forceinline__ void stream_delta_head(const DeltaTask& task,
     store_state(place.state(task, team), b_state);
   }
   sync_team(team);
-  if (has_out) {
+  if (!is_replay && i_warp < num_rows) {
     const float* p_o = shared.p_mixed + i_warp * kMixedStride + 2 * kDeltaDim;
     const float part = i_lane < kSlices ? sum_of_squares(p_o + i_lane * kSliceColumns) : 0.0f;
     float b_parts[kSlices];

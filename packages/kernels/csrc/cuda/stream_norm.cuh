@@ -1,6 +1,6 @@
-// RMSNorm of a residual that the blocks have just handed over, by every block for itself: the normed
-// rows stay in its shared memory. The sums are those of rms_norm, whose block has up to 32 warps:
-// each warp here stands for some of them.
+// RMSNorm of a residual that the blocks have just handed over, by every block for itself: the
+// normed rows stay in its shared memory. The sums are those of rms_norm, whose block has up to 32
+// warps: each warp here stands for some of them.
 //
 // Its instructions run once a call and come from far: few of them matter more than few operations.
 #pragma once
@@ -11,7 +11,8 @@
 
 namespace bytebound {
 
-constexpr int kNormMaxD = kMaxBlockThreads * kChunk;  // one chunk for each thread of rms_norm's block
+constexpr int kNormMaxD =
+    kMaxBlockThreads * kChunk;  // one chunk for each thread of rms_norm's block
 constexpr int kRowsAtOnce = 2;
 constexpr int kPartsAtOnce = 2;  // a part of a row is what a warp of rms_norm's block has of it
 constexpr int kPartColumns = kWarp * kChunk;
@@ -53,6 +54,8 @@ __device__ __forceinline__ void stream_norm(const NormTask& task,
                                             __half* p_normed,
                                             float* p_squares,
                                             int i_thread) {
+  // What this thread has put back into the workspace comes before whatever it hands over next.
+  __threadfence();
   constexpr int kUnits = kRowsAtOnce * kPartsAtOnce;
   const int i_lane = i_thread % kWarp;
   const int i_warp = i_thread / kWarp;
@@ -144,10 +147,10 @@ __device__ __forceinline__ void stream_norm(const NormTask& task,
         if (column < task.d) {
           const float4 x = b_parts[i_at * kPartsAtOnce + i / 2].values(i % 2);
           const float4 w = b_weight[i / 2][i % 2];
-          const __half2 lower = __floats2half2_rn(x.x * factor * (1.0f + w.x),
-                                                  x.y * factor * (1.0f + w.y));
-          const __half2 upper = __floats2half2_rn(x.z * factor * (1.0f + w.z),
-                                                  x.w * factor * (1.0f + w.w));
+          const __half2 lower =
+              __floats2half2_rn(x.x * factor * (1.0f + w.x), x.y * factor * (1.0f + w.y));
+          const __half2 upper =
+              __floats2half2_rn(x.z * factor * (1.0f + w.z), x.w * factor * (1.0f + w.w));
           const uint2 both = make_uint2(*reinterpret_cast<const uint32_t*>(&lower),
                                         *reinterpret_cast<const uint32_t*>(&upper));
           *reinterpret_cast<uint2*>(p_normed + row * normed_stride + column) = both;

@@ -2,16 +2,15 @@
 // teams, and where nobody waits for anybody but for the numbers it needs.
 #pragma once
 
-#include "dense.cuh"
 #include "handed.cuh"
 #include "stream_program.cuh"
 #include "weight_ring.cuh"
 
 namespace bytebound {
 
-// Rows that are handed over, for several items at once: an mma has eight columns, so rows of the next
-// items fill those that this one leaves. Each column meets its own sums alone, and those of other
-// items are not read; when an item is done, the next one's rows move to its place.
+// Rows that are handed over, for several items at once: an mma has eight columns, so rows of the
+// next items fill those that this one leaves. Each column meets its own sums alone, and those of
+// other items are not read; when an item is done, the next one's rows move to its place.
 class HandedTile {
  public:
   using Tile = ActivationTile<__half, 128>;
@@ -41,8 +40,8 @@ class HandedTile {
     num_held_ = num_items - 1;
     const int i_item = i_lane / 4 / num_rows;
     const int i_row = i_lane / 4 - i_item * num_rows;
-    const __half* p_lane = p_x + i_row * row_stride + (i_group + i_item) % num_groups * 128 +
-                           i_lane % 4 * 32;
+    const __half* p_lane =
+        p_x + i_row * row_stride + (i_group + i_item) % num_groups * 128 + i_lane % 4 * 32;
 #pragma unroll
     for (int j = 0; j < Tile::kLaneChunks; ++j) {
       x.values[j] = make_uint4(0, 0, 0, 0);
@@ -67,11 +66,8 @@ class HandedTile {
   int num_held_ = 0;  // items whose rows are there, behind the current one
 };
 
-__device__ __forceinline__ void hand_over(const MatvecOutput& o,
-                                          int i_feature,
-                                          int i_row,
-                                          float value,
-                                          float residual) {
+__device__ __forceinline__ void hand_over(
+    const MatvecOutput& o, int i_feature, int i_row, float value, float residual) {
   if (i_feature >= o.n) {
     return;
   }
@@ -87,27 +83,17 @@ __device__ __forceinline__ void hand_over(const MatvecOutput& o,
   }
 }
 
-// What distinguishes the two kinds of weights at the end of a row block.
-struct ItemShape {
-  int num_tiles;
-  float factor;        // of rows 0 .. 7 of a tile
-  float factor_upper;  // of rows 8 .. 15
+__device__ __forceinline__ int first_feature(int i_block, int i_pair) {
+  return i_block * kItemRows + i_pair / kMmaPairs * 16 + i_pair % kMmaPairs;
+}
 
-  __device__ __forceinline__ explicit ItemShape(bool is_dense)
-      : num_tiles(is_dense ? 1 : kItemTiles),
-        factor(is_dense ? 1.0f : W4Codec<__half>::kFactor),
-        factor_upper(is_dense ? 1.0f : W4Codec<__half>::kFactorUpper) {}
-
-  __device__ __forceinline__ int first_feature(int i_block, int i_pair) const {
-    return (i_block * num_tiles + i_pair / kMmaPairs) * 16 + i_pair % kMmaPairs;
-  }
-};
-
-__device__ __forceinline__ float2 residual_of(
-    const MatvecOutput& o, const ItemShape& shape, int i_block, int i_pair, int i_row) {
+__device__ __forceinline__ float2 residual_of(const MatvecOutput& o,
+                                              int i_block,
+                                              int i_pair,
+                                              int i_row) {
   float2 values = make_float2(0.0f, 0.0f);
   if (o.epilogue == MatvecEpilogue::kAddResidual) {
-    const int i_feature = shape.first_feature(i_block, i_pair);
+    const int i_feature = first_feature(i_block, i_pair);
     const float* p = static_cast<const float*>(o.p_residual) + i_row * o.residual_row_stride;
     if (i_feature < o.n) {
       values.x = __uint_as_float(load_relaxed_4(p + i_feature));
@@ -119,16 +105,11 @@ __device__ __forceinline__ float2 residual_of(
   return values;
 }
 
-__device__ __forceinline__ void hand_over_pair(const MatvecOutput& o,
-                                               const ItemShape& shape,
-                                               int i_block,
-                                               int i_pair,
-                                               int i_row,
-                                               float2 sums,
-                                               float2 residual) {
-  float lower = sums.x * shape.factor;
-  const float upper = sums.y * shape.factor_upper;
-  int i_feature = shape.first_feature(i_block, i_pair);
+__device__ __forceinline__ void hand_over_pair(
+    const MatvecOutput& o, int i_block, int i_pair, int i_row, float2 sums, float2 residual) {
+  float lower = sums.x * W4Codec<__half>::kFactor;
+  const float upper = sums.y * W4Codec<__half>::kFactorUpper;
+  int i_feature = first_feature(i_block, i_pair);
   if (o.epilogue == MatvecEpilogue::kSwiGlu) {
     lower = silu(lower) * upper;
     i_feature = i_block * (kItemRows / 2) + i_pair;
@@ -139,67 +120,49 @@ __device__ __forceinline__ void hand_over_pair(const MatvecOutput& o,
   }
 }
 
-// sums[0] += the product of one item of 16-bit weights with the normed rows.
-__device__ __forceinline__ void add_dense_item(const ProductTask& task,
-                                               int i_item,
-                                               const __half* p_columns,
-                                               int row_stride,
-                                               int num_rows,
-                                               int i_lane,
-                                               float (&sums)[kItemTiles][4]) {
-  using Items = DenseWeights<__half, kGroup>;
-  typename Items::Source source = {};
-  source.p_lower = reinterpret_cast<const __half*>(task.p_weight);
-  source.p_upper = source.p_lower;
-  source.lower_stride = task.weight_row_stride;
-  source.upper_stride = task.weight_row_stride;
-  source.n = task.output.n;
-  source.item_rows = Items::kRows;
-  Items item(source, task.num_groups, i_item, i_item + 1, i_lane);
-  item.load_first();
-  typename Items::X x;
-  x.load(p_columns, row_stride, num_rows, i_lane);
-  float own[1][4] = {{sums[0][0], sums[0][1], sums[0][2], sums[0][3]}};
-  item.accumulate(x, own);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    sums[0][i] = own[0][i];
-  }
-}
+// What a team has of the row blocks: `num` of them from i_head on, the first and the last in part.
+struct Pieces {
+  int start;  // items of the team
+  int end;
+  int i_head;
+  int num;
+
+  __device__ __forceinline__ Pieces(const ProductTask& task, int i_block)
+      : start(task.shares.start(i_block * kMatvecWarps)),
+        end(task.shares.start((i_block + 1) * kMatvecWarps)),
+        i_head(start / task.num_groups),
+        num(start < end ? (end - 1) / task.num_groups - i_head + 1 : 0) {}
+};
 
 // All threads of the team call it. p_parts: [warp][head, tail][pair][row] in shared memory.
 template <bool kAsymmetric, typename Stamp>
 __device__ __forceinline__ void stream_product(const StreamProgram& program,
                                                const ProductTask& task,
-                                               WeightRing<kAsymmetric>& ring,
                                                const RingPlace& ring_place,
                                                const Team& team,
                                                const __half* p_normed,
                                                float2* p_parts,
                                                float2* p_sent,
                                                Stamp stamp) {
-  const ItemShape shape(task.is_dense);
   const int num_rows = program.num_rows;
   const int num_groups = task.num_groups;
-  const int slot = shape.num_tiles * kMmaPairs * num_rows;  // pairs of floats
+  const int slot = kItemTiles * kMmaPairs * num_rows;  // pairs of floats
   const int i_lane = team.i_lane;
   const auto start_of = [&](int i_block, int w) {
     return task.shares.start(i_block * kMatvecWarps + w);
   };
   const int start = start_of(team.i_block, team.i_warp);
   const int end = start_of(team.i_block, team.i_warp + 1);
-  const int block_start = start_of(team.i_block, 0);
-  const int block_end = start_of(team.i_block, kMatvecWarps);
-  const int i_head = block_start / num_groups;
-  const int num_pieces = block_start < block_end ? (block_end - 1) / num_groups - i_head + 1 : 0;
-
   // This thread's first element of the end, whose residual is asked for now.
-  const int first_e = num_pieces * slot - 1 - team.i_thread;
   float2 b_residual = {};
-  if (first_e >= 0) {
-    const int i = first_e % slot;
-    b_residual =
-        residual_of(task.output, shape, i_head + first_e / slot, i / num_rows, i % num_rows);
+  {
+    const Pieces pieces(task, team.i_block);
+    const int first_e = pieces.num * slot - 1 - team.i_thread;
+    if (first_e >= 0) {
+      const int i = first_e % slot;
+      b_residual =
+          residual_of(task.output, pieces.i_head + first_e / slot, i / num_rows, i % num_rows);
+    }
   }
 
   float sums[kItemTiles][4] = {};
@@ -212,22 +175,17 @@ __device__ __forceinline__ void stream_product(const StreamProgram& program,
 #pragma unroll 1
   for (int i = start; i < end; ++i) {
     const __half* p_columns = p_normed + i_group * kGroup;
-    if (task.is_dense) {
-      add_dense_item(task, i, p_columns, program.normed_stride, num_rows, i_lane, sums);
+    if (task.p_x == nullptr) {
+      x.load(p_columns, program.normed_stride, num_rows, i_lane);
     } else {
-      if (task.p_x == nullptr) {
-        x.load(p_columns, program.normed_stride, num_rows, i_lane);
-      } else {
-        handed.load(task.p_x, task.x_row_stride, num_rows, i_group, num_groups, end - i, i_lane,
-                    x);
-      }
-      if (i == start) {
-        stamp(1);  // its input is there
-      }
-      const SlotItem item = ring.take(ring_place);
-      add_product<__half, kAsymmetric>(item, task.bfloat16_scales, x, sums, [](int) {});
-      ring.release(program, ring_place);
+      handed.load(task.p_x, task.x_row_stride, num_rows, i_group, num_groups, end - i, i_lane, x);
     }
+    if (i == start) {
+      stamp(1);  // its input is there
+    }
+    const SlotItem item = WeightRing<kAsymmetric>::take(ring_place);
+    add_product<__half, kAsymmetric>(item, task.bfloat16_scales, x, sums, [](int) {});
+    WeightRing<kAsymmetric>::release(program, ring_place);
     ++i_group;
     if (i_group < num_groups && i + 1 < end) {
       continue;
@@ -240,17 +198,15 @@ __device__ __forceinline__ void stream_product(const StreamProgram& program,
     float2* p_part = p_parts + (team.i_warp * 2 + (i_first_group > 0 ? 0 : 1)) * slot;
 #pragma unroll
     for (int i_tile = 0; i_tile < kItemTiles; ++i_tile) {
-      if (i_tile < shape.num_tiles) {
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const int i_row = i_lane % 4 * 2 + j;
-          const int i_pair = i_tile * kMmaPairs + i_lane / 4;
-          if (i_row < num_rows) {
-            p_part[i_pair * num_rows + i_row] = make_float2(sums[i_tile][j], sums[i_tile][j + 2]);
-          }
-          sums[i_tile][j] = 0.0f;
-          sums[i_tile][j + 2] = 0.0f;
+      for (int j = 0; j < 2; ++j) {
+        const int i_row = i_lane % 4 * 2 + j;
+        const int i_pair = i_tile * kMmaPairs + i_lane / 4;
+        if (i_row < num_rows) {
+          p_part[i_pair * num_rows + i_row] = make_float2(sums[i_tile][j], sums[i_tile][j + 2]);
         }
+        sums[i_tile][j] = 0.0f;
+        sums[i_tile][j + 2] = 0.0f;
       }
     }
     if (whole) {
@@ -259,8 +215,8 @@ __device__ __forceinline__ void stream_product(const StreamProgram& program,
       for (int e = i_lane; e < slot; e += kWarp) {
         const int i_pair = e / num_rows;
         const int i_row = e % num_rows;
-        hand_over_pair(task.output, shape, i_row_block, i_pair, i_row, p_part[e],
-                       residual_of(task.output, shape, i_row_block, i_pair, i_row));
+        hand_over_pair(task.output, i_row_block, i_pair, i_row, p_part[e],
+                       residual_of(task.output, i_row_block, i_pair, i_row));
       }
       __syncwarp();
     }
@@ -275,49 +231,53 @@ __device__ __forceinline__ void stream_product(const StreamProgram& program,
   }
 
   // As matvec.cuh: the first row block comes last.
-  if (num_pieces * slot - 1 - team.i_warp * kWarp >= 0) {
+  int i_block = team.i_block;
+  asm volatile("" : "+r"(i_block));  // worked out again: registers are scarce in the loop
+  const Pieces pieces(task, i_block);
+  const int first_e = pieces.num * slot - 1 - team.i_thread;
+  if (pieces.num * slot - 1 - team.i_warp * kWarp >= 0) {
     wait_for_phase(team.p_parts_ready, task.parity);
   }
 #pragma unroll 1
   for (int e = first_e; e >= 0; e -= kTeamThreads) {
     const int i_piece = e / slot;
     const int i = e - i_piece * slot;  // [pair][row]
-    const int first = (i_head + i_piece) * num_groups;
+    const int first = (pieces.i_head + i_piece) * num_groups;
     const int last = first + num_groups;  // one beyond
     int w = 0;
 #pragma unroll 1
-    while (start_of(team.i_block, w + 1) <= first) {
+    while (start_of(i_block, w + 1) <= first) {
       ++w;
     }
-    const int start_w = start_of(team.i_block, w);
-    if (start_w <= first && start_of(team.i_block, w + 1) >= last) {
+    const int start_w = start_of(i_block, w);
+    if (start_w <= first && start_of(i_block, w + 1) >= last) {
       continue;  // one warp did it alone
     }
     float2 sum = p_parts[(w * 2 + (start_w > first ? 0 : 1)) * slot + i];
 #pragma unroll 1
-    for (++w; w < kMatvecWarps && start_of(team.i_block, w) < last; ++w) {
+    for (++w; w < kMatvecWarps && start_of(i_block, w) < last; ++w) {
       sum = sum + p_parts[w * 2 * slot + i];
     }
-    if (block_end < last) {
-      send(p_sent + static_cast<std::int64_t>(team.i_block) * slot + i, sum);
+    if (pieces.end < last) {
+      send(p_sent + static_cast<std::int64_t>(i_block) * slot + i, sum);
       continue;
     }
-    if (block_start > first) {
-      int i_sender = team.i_block - 1;
+    if (pieces.start > first) {
+      int i_sender = i_block - 1;
 #pragma unroll 1
       while (start_of(i_sender, 0) > first) {
         --i_sender;
       }
       sum = receive_sum(p_sent + static_cast<std::int64_t>(i_sender) * slot + i, slot,
-                        team.i_block - i_sender) +
+                        i_block - i_sender) +
             sum;
     }
     const int i_pair = i / num_rows;
     const int i_row = i % num_rows;
     if (e != first_e) {
-      b_residual = residual_of(task.output, shape, i_head + i_piece, i_pair, i_row);
+      b_residual = residual_of(task.output, pieces.i_head + i_piece, i_pair, i_row);
     }
-    hand_over_pair(task.output, shape, i_head + i_piece, i_pair, i_row, sum, b_residual);
+    hand_over_pair(task.output, pieces.i_head + i_piece, i_pair, i_row, sum, b_residual);
   }
   __syncwarp();
   if (i_lane == 0) {

@@ -19,16 +19,24 @@ constexpr int kStreamThreads = kTeams * kTeamThreads;
 constexpr int kStreamWarps = kStreamThreads / kWarp;
 
 struct ProductTask {
-  bool is_dense;  // 16-bit weights, row after row
   const unsigned char* p_weight;
   const __half* p_x;  // null: the normed rows
-  std::int64_t weight_row_stride;
   std::int64_t x_row_stride;
   int num_groups;
   Shares shares;
   unsigned parity;  // of the number of products before
   bool bfloat16_scales;
   MatvecOutput output;
+};
+
+struct GatesTask {
+  const __half* p_weight;
+  __half* p_out;
+  std::int64_t weight_row_stride;
+  std::int64_t out_row_stride;
+  int n;
+  int d;
+  int num_threads;  // as of NormTask
 };
 
 struct NormTask {
@@ -86,6 +94,7 @@ struct StreamTask {
   Early early[kMostEarly];
   union {
     ProductTask product;
+    GatesTask gates;
     NormTask norm;
     DeltaTask delta;
   };
@@ -117,8 +126,8 @@ struct Team {
   std::uint64_t* p_parts_free;   // all warps are done with the parts of a product
 };
 
-// Some lanes of a warp ask for this block's share of what an op will read. Ordinary loads would queue
-// behind the weights on their way, for as long as it takes to fill all rings.
+// Some lanes of a warp ask for this block's share of what an op will read. Ordinary loads would
+// queue behind the weights on their way, for as long as it takes to fill all rings.
 __device__ __forceinline__ void ask_early(const StreamTask& op, int i_lane) {
   if (i_lane >= kMostEarly || op.early[i_lane].num_bytes == 0) {
     return;

@@ -1,8 +1,8 @@
 // The four-bit weights of a warp, through a ring of its own in shared memory.
 //
 // A warp knows all items it will ever multiply, product after product: it asks for them in that
-// order and far ahead, whatever results it may be waiting for meanwhile. A slot is asked for again as
-// soon as its item has been used. No other warp is involved.
+// order and far ahead, whatever results it may be waiting for meanwhile. A slot is asked for again
+// as soon as its item has been used. No other warp is involved.
 #pragma once
 
 #include "barrier.cuh"
@@ -29,11 +29,13 @@ struct SlotItem {
   }
 };
 
-// What a warp asks for next; lane 0 alone reads and writes it, in shared memory.
+// How far a warp's ring is. In shared memory, since registers are scarce; lane 0 alone writes it.
 struct RingCursor {
-  const unsigned char* p_next;
-  int num_left;  // of the current product
+  const unsigned char* p_next;  // what is asked for next
+  int num_left;                 // of its product
   int i_op;
+  unsigned slot;  // of the item that is taken next
+  unsigned parity;
 };
 
 // Where a warp's ring lies.
@@ -51,16 +53,15 @@ class WeightRing {
   static constexpr int kItemBytes = item_bytes(kAsymmetric);
   static constexpr int kSlotBytes = (kItemBytes + 127) / 128 * 128;
 
-  __device__ __forceinline__ void open(const StreamProgram& program, const RingPlace& place) {
-    slot_ = 0;
-    parity_ = 0;
+  static __device__ __forceinline__ void open(const StreamProgram& program,
+                                              const RingPlace& place) {
     if (place.i_lane == 0) {
 #pragma unroll 1
       for (int i = 0; i < program.num_slots; ++i) {
         open_barrier(place.p_full + i, 1);
       }
       publish_barriers();
-      *place.p_cursor = {nullptr, 0, -1};
+      *place.p_cursor = {nullptr, 0, -1, 0, 0};
 #pragma unroll 1
       for (int i = 0; i < program.num_slots; ++i) {
         request(program, place, i);
@@ -70,20 +71,24 @@ class WeightRing {
   }
 
   // The next item, when it has arrived; good until release().
-  __device__ __forceinline__ SlotItem take(const RingPlace& place) const {
-    wait_for_phase(place.p_full + slot_, parity_);
-    return {place.p_slots + slot_ * kSlotBytes, place.i_lane};
+  static __device__ __forceinline__ SlotItem take(const RingPlace& place) {
+    const unsigned slot = place.p_cursor->slot;
+    wait_for_phase(place.p_full + slot, place.p_cursor->parity);
+    return {place.p_slots + slot * kSlotBytes, place.i_lane};
   }
 
-  __device__ __forceinline__ void release(const StreamProgram& program, const RingPlace& place) {
+  static __device__ __forceinline__ void release(const StreamProgram& program,
+                                                 const RingPlace& place) {
     __syncwarp();
     if (place.i_lane == 0) {
-      request(program, place, slot_);
+      RingCursor& cursor = *place.p_cursor;
+      request(program, place, cursor.slot);
+      if (++cursor.slot == static_cast<unsigned>(program.num_slots)) {
+        cursor.slot = 0;
+        cursor.parity ^= 1;
+      }
     }
-    if (++slot_ == program.num_slots) {
-      slot_ = 0;
-      parity_ ^= 1;
-    }
+    __syncwarp();
   }
 
  private:
@@ -107,11 +112,10 @@ class WeightRing {
               read_once_policy());
     cursor.p_next += kItemBytes;
     --cursor.num_left;
-    *place.p_cursor = cursor;
+    place.p_cursor->p_next = cursor.p_next;
+    place.p_cursor->num_left = cursor.num_left;
+    place.p_cursor->i_op = cursor.i_op;
   }
-
-  int slot_;
-  unsigned parity_;
 };
 
 }  // namespace bytebound

@@ -65,6 +65,7 @@ from bytebound_kernels.ops.w4_matvec import PackedW4, w4_matvec, w4_pack, w4_pac
 from bytebound_kernels.ops.w4_unpack import w4_unpack
 from bytebound_kernels.ops.weight_stream import (
     StreamGatedDelta,
+    StreamGates,
     StreamNorm,
     StreamOp,
     StreamProduct,
@@ -94,6 +95,7 @@ __all__ = [
     "PackedW4",
     "Purpose",
     "StreamGatedDelta",
+    "StreamGates",
     "StreamNorm",
     "StreamOp",
     "StreamProduct",

@@ -395,14 +395,21 @@ def stream_norm(
     d: int,
     eps: float,
 ) -> StreamOp: ...
+def stream_gates(
+    *,
+    weight: int,
+    out: int,
+    weight_row_stride: int,
+    out_row_stride: int,
+    n: int,
+    d: int,
+) -> StreamOp: ...
 def stream_product(
     *,
-    dense: bool,
     weight: int,
     x: int,
     out: int,
     residual: int,
-    weight_row_stride: int,
     x_row_stride: int,
     out_row_stride: int,
     residual_row_stride: int,

@@ -158,8 +158,9 @@ def _segments(
             step_op = _gated_delta(step, layer.mixer, delta, state, activations, linear)
             # The replay needs nothing of this pass: it runs while blocks wait for the norm's rows.
             ops.insert(-1, bk.StreamReplay(step_op))
-            ops.append(bk.StreamProduct(_weight(layer.mixer.gates), gates))
+            # Gates behind the large product: few warps have one, and the others would wait for them.
             ops.append(bk.StreamProduct(_weight(layer.mixer.in_proj), projected))
+            ops.append(bk.StreamGates(_dense(layer.mixer.gates), gates))
             ops.append(step_op)
             mixed = activations.mixed[:, linear]
             ops.append(bk.StreamProduct(_weight(layer.mixer.out_proj), middle, mixed, x))
@@ -210,9 +211,13 @@ def _mlp(
     ]
 
 
-def _weight(matrix: Matrix) -> object:
-    match matrix:
-        case PackedMatrix(weight) | DenseMatrix(weight):
-            return weight
-        case _:
-            raise TypeError(f"a weight stream has no product of a {type(matrix).__name__}")
+def _weight(matrix: Matrix) -> bk.PackedW4:
+    if not isinstance(matrix, PackedMatrix):
+        raise TypeError(f"a weight stream has no product of a {type(matrix).__name__}")
+    return matrix.weight
+
+
+def _dense(matrix: Matrix) -> torch.Tensor:
+    if not isinstance(matrix, DenseMatrix):
+        raise TypeError(f"a weight stream has no gates of a {type(matrix).__name__}")
+    return matrix.weight

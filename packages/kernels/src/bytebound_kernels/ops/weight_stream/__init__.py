@@ -2,6 +2,7 @@
 
 from bytebound_kernels.ops.weight_stream.op import (
     StreamGatedDelta,
+    StreamGates,
     StreamNorm,
     StreamOp,
     StreamProduct,
@@ -13,6 +14,7 @@ from bytebound_kernels.ops.weight_stream.op import (
 
 __all__ = [
     "StreamGatedDelta",
+    "StreamGates",
     "StreamNorm",
     "StreamOp",
     "StreamProduct",

@@ -4,7 +4,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from bytebound_kernels import _native
-from bytebound_kernels._check import check_integer, common_device, row_stride, workspace_view
+from bytebound_kernels._check import (
+    check_integer,
+    check_kind,
+    common_device,
+    row_stride,
+    workspace_view,
+)
 from bytebound_kernels._device import device_info, require_cuda
 from bytebound_kernels._matvec import EPILOGUES, check_scale
 from bytebound_kernels._stream import stream_handle
@@ -15,6 +21,7 @@ from bytebound_kernels.ops.w4_matvec import PackedW4
 
 __all__ = [
     "StreamGatedDelta",
+    "StreamGates",
     "StreamNorm",
     "StreamOp",
     "StreamProduct",
@@ -44,11 +51,23 @@ class StreamNorm(NamedTuple):
     eps: float = 1e-6
 
 
-class StreamProduct(NamedTuple):
-    """A product as of ``w4_matvec``, or with a 16-bit weight as of ``dense_matvec``.
+class StreamGates(NamedTuple):
+    """A small 16-bit matrix times the rows of the norm before, as of ``rms_norm_project``.
 
     Attributes:
-        weight: PackedW4, or [N, K] float16.
+        weight: [N, D] float16.
+        out: [8, N] float16.
+    """
+
+    weight: Any
+    out: Any
+
+
+class StreamProduct(NamedTuple):
+    """A product as of ``w4_matvec``.
+
+    Attributes:
+        weight: PackedW4.
         out: [8, N] float16 or float32.
         x: [8, K] float16; None: the rows of the norm before.
         residual: [8, N] float32 that is complete when the op begins: the input of an earlier norm.
@@ -94,7 +113,7 @@ class StreamReplay(NamedTuple):
     delta: StreamGatedDelta
 
 
-StreamOp = StreamNorm | StreamProduct | StreamReplay | StreamGatedDelta
+StreamOp = StreamNorm | StreamGates | StreamProduct | StreamReplay | StreamGatedDelta
 
 
 def weight_stream_workspace_bytes(device: int = 0) -> int:
@@ -136,6 +155,8 @@ def weight_stream(
 def _native_op(op: StreamOp) -> Any:
     if isinstance(op, StreamNorm):
         return _norm(op)
+    if isinstance(op, StreamGates):
+        return _gates(op)
     if isinstance(op, StreamProduct):
         return _product(op)
     if isinstance(op, StreamReplay):
@@ -165,31 +186,39 @@ def _norm(op: StreamNorm) -> Any:
     )
 
 
+def _gates(op: StreamGates) -> Any:
+    weight = view(_OP, "weight", op.weight, ("float16",))
+    out = view(_OP, "out", op.out, ("float16",))
+    return _native.stream_gates(
+        weight=weight.pointer,
+        out=out.pointer,
+        weight_row_stride=row_stride(_OP, weight),
+        out_row_stride=row_stride(_OP, out),
+        n=weight.shape[0],
+        d=weight.shape[1],
+    )
+
+
 def _product(op: StreamProduct) -> Any:
     out = view(_OP, "out", op.out, ("float16", "float32"))
     x, x_stride = _optional("x", op.x)
     residual, residual_stride = _optional("residual", op.residual)
-    packed = isinstance(op.weight, PackedW4)
-    weight = op.weight.check(_OP) if packed else view(_OP, "weight", op.weight, ("float16",))
+    check_kind(_OP, "weight", op.weight, PackedW4)
     epilogue = "store" if op.residual is None else "add_residual"
-    if packed and op.weight.interleaved:
-        epilogue = "swiglu"
     return _native.stream_product(
-        dense=not packed,
-        weight=weight.pointer,
+        weight=op.weight.check(_OP).pointer,
         x=x,
         out=out.pointer,
         residual=residual,
-        weight_row_stride=0 if packed else row_stride(_OP, weight),
         x_row_stride=x_stride,
         out_row_stride=row_stride(_OP, out),
         residual_row_stride=residual_stride,
-        n=op.weight.n if packed else weight.shape[0],
-        k=op.weight.k if packed else weight.shape[1],
-        scale_dtype=DTYPE_CODES[op.weight.scale_dtype if packed else "float16"],
-        asymmetric=packed and op.weight.asymmetric,
+        n=op.weight.n,
+        k=op.weight.k,
+        scale_dtype=DTYPE_CODES[op.weight.scale_dtype],
+        asymmetric=op.weight.asymmetric,
         float_out=out.dtype == "float32",
-        epilogue=EPILOGUES[epilogue],
+        epilogue=EPILOGUES["swiglu" if op.weight.interleaved else epilogue],
         scale=check_scale(_OP, op.scale),
     )
 
