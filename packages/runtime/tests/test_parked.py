@@ -57,13 +57,24 @@ def parked(reader: PromptReader) -> ParkedConversations:
     return reader.parked
 
 
+def check_tree(tree: ParkedConversations) -> None:
+    """Within the budget, no page lost, and no branch that leads to no state."""
+    nodes = list(tree._nodes())
+    assert tree.num_bytes <= tree.budget
+    assert tree._store.used == sum(node.pages for node in nodes)
+    assert all(node.children or node.state for node in nodes)
+    pages = [id(page) for node in nodes for page in node.caches]
+    pages += [id(page) for node in nodes if node.state for page in node.state.pages]
+    assert len({*pages, *map(id, tree._store._free)}) == len(pages) + len(tree._store._free)
+
+
 def rows_for(reader: Reader, prompt: list[int], cold: Reader | None = None) -> int:
     """Read a prompt; how many of its ids were processed. As a cold reader reads it, if given."""
     before = reader.executor.rows
     got = reader.read(prompt)
     rows = reader.executor.rows - before
     assert reader.cached_tokens == len(prompt) - rows
-    assert parked(reader).num_bytes <= parked(reader).budget
+    check_tree(parked(reader))
     if cold is not None:
         assert torch.equal(got, cold.read(prompt))
         assert_same(reader, cold, len(prompt))

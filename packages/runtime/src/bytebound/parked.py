@@ -134,7 +134,8 @@ class ParkedConversations:
                     way = stops[: stops.index(stop) + 1]
                     self._add(ids, way, snapshots[stop], spared.union(own))
         finally:
-            self._prune((self._path(ids, stops) or [self._root])[-1], spared)
+            for one in ((ids, stops), spare or ((), ())):
+                self._prune((self._path(*one) or [self._root])[-1])
 
     def bring_back(
         self, ids: Sequence[int], stops: Sequence[int], start: int, end: int
@@ -250,7 +251,7 @@ class ParkedConversations:
             if node.stop not in keep and not shared:
                 self._drop_state(node)
 
-    def _prune(self, node: _Node, spared: set[_Node]) -> None:
+    def _prune(self, node: _Node, spared: Collection[_Node] = ()) -> None:
         """Drop a branch's end that leads to no state."""
         while node.parent is not None and not node.children and node.state is None:
             if node in spared:
