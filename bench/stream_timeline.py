@@ -1,0 +1,120 @@
+"""Where the time of a weight stream goes: per block of the grid, per op, as a picture.
+
+    python bench/stream_timeline.py record --out FILE.npz [--model random:qwen3.5-27b] [--rows 1]
+    python bench/stream_timeline.py draw FILE.npz --out FILE.svg
+
+``record`` needs a GPU: it runs the launch between the first two attention layers a few times and keeps
+the clock of the last one, as ``weight_stream(clock=...)`` writes it: for every op and block when its
+first warp began, had its input, was done with its items, and had handed over. ``draw`` needs
+matplotlib.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+STAMPS = 4
+WARM_UPS = 3
+COLORS = {"waiting": "#d9d9d9", "items": "#4c78a8", "handing over": "#f58518", "op": "#72b7b2"}
+
+
+def record(arguments: argparse.Namespace) -> None:
+    """Run one launch of the stream and keep its clock, in microseconds from its first stamp."""
+    import bytebound_kernels as bk
+    import torch
+    from bytebound import Engine
+    from bytebound.cuda.stream import StreamStep
+
+    engine = Engine.from_pretrained(
+        arguments.model, backend="cuda", engine="stream", draft="none", max_len=1024
+    )
+    step = engine.executor.step
+    if not isinstance(step, StreamStep):
+        raise SystemExit("error: this engine runs no weight stream")
+    segment = step.segments[1]
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    clock = torch.zeros(len(segment.ops), STAMPS, sms, dtype=torch.int64, device="cuda")
+    with torch.inference_mode():
+        for _ in range(WARM_UPS):
+            step.activations.arena[: arguments.rows].fill_(0xFF)
+            # What the launch before hands over; the rest arrives as it runs.
+            step.activations.behind[: arguments.rows, : segment_start(step)].normal_()
+            bk.weight_stream(
+                segment.ops, rows=arguments.rows, workspace=step.workspace, clock=clock
+            )
+        torch.cuda.synchronize()
+    stamps = clock.cpu().numpy().astype(np.float64) / 1e3
+    began = stamps[0, 0].min()
+    np.savez_compressed(
+        arguments.out,
+        stamps=np.where(stamps > 0, stamps - began, np.nan),
+        names=[name_of(op) for op in segment.ops],
+        rows=arguments.rows,
+    )
+
+
+def segment_start(step: object) -> int:
+    """Layers whose results lie before the second launch."""
+    attention = step.segments[0].attention  # type: ignore[attr-defined]
+    return int(attention)
+
+
+def name_of(op: object) -> str:
+    """An op in a word or two; a product by its shape."""
+    kind = type(op).__name__.removeprefix("Stream")
+    if kind != "Product":
+        return {"Norm": "norm", "Gates": "gates", "Replay": "replay"}.get(kind, "delta")
+    weight = op.weight  # type: ignore[attr-defined]
+    return f"{weight.n} x {weight.k}"
+
+
+def draw(arguments: argparse.Namespace) -> None:
+    """A line for every block, a bar for what it did."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    with np.load(arguments.recorded) as kept:
+        stamps, names = kept["stamps"], [str(name) for name in kept["names"]]
+    figure, axes = plt.subplots(figsize=(16, 8))
+    blocks = np.arange(stamps.shape[2])
+    for i, name in enumerate(names):
+        begin, there, done, end = stamps[i]
+        if np.isnan(there).all():
+            spans = [("op", begin, end)]
+        else:
+            spans = [("waiting", begin, there), ("items", there, done), ("handing over", done, end)]
+        for label, left, right in spans:
+            axes.barh(blocks, right - left, left=left, height=1.0, color=COLORS[label], linewidth=0)
+        axes.text(np.nanmedian(begin), len(blocks) + 1, name, rotation=60, fontsize=7)
+    for label, color in COLORS.items():
+        axes.barh([-5], [0], color=color, label="norm, gates, delta" if label == "op" else label)
+    axes.set(xlabel="us", ylabel="block", xlim=(0, np.nanmax(stamps)), ylim=(0, len(blocks)))
+    axes.legend(loc="lower right")
+    figure.tight_layout(rect=(0, 0, 1, 0.9))
+    figure.savefig(arguments.out, dpi=110)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Record or draw."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    commands = parser.add_subparsers(required=True)
+    recorder = commands.add_parser("record")
+    recorder.add_argument("--out", type=Path, required=True, metavar="FILE.npz")
+    recorder.add_argument("--model", default="random:qwen3.5-27b")
+    recorder.add_argument("--rows", type=int, default=1, choices=range(1, 9))
+    recorder.set_defaults(run=record)
+    drawer = commands.add_parser("draw")
+    drawer.add_argument("recorded", type=Path, metavar="FILE.npz")
+    drawer.add_argument("--out", type=Path, required=True, metavar="FILE.svg")
+    drawer.set_defaults(run=draw)
+    arguments = parser.parse_args(argv)
+    arguments.run(arguments)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
