@@ -100,13 +100,13 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         engine = Engine.from_pretrained(
-            arguments.model, backend="cuda", draft="mtp", num_draft_tokens=4,
-            max_len=LONG + 1024,
+            arguments.model, backend="cuda", engine=arguments.engine, draft="mtp",
+            num_draft_tokens=4, max_len=LONG + 1024,
         )  # fmt: skip
     per_token = engine.bytes_per_token or 0.0
     case = {
         "model": arguments.model,
-        "engine": "graph",
+        "engine": arguments.engine,
         "new_tokens": arguments.tokens,
         "device": devices()[0].name,
         "kv_dtype": engine.memory_plan.kv_dtype if engine.memory_plan else "",
@@ -188,6 +188,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     parser.add_argument("--model", default="random:qwen3.5-27b")
+    parser.add_argument("--engine", choices=("graph", "stream"), default="graph")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--depths", action="store_true", help="all depths, not 4 alone")
