@@ -99,7 +99,7 @@ def test_a_cap_above_the_card_caps_nothing(card: Card) -> None:
 
 
 def test_a_cap_below_the_context_is_refused(card: Card) -> None:
-    with pytest.raises(InvalidSettingError, match=r"CUDA itself takes 0\.58 GiB"):
+    with pytest.raises(InvalidSettingError, match=r"CUDA itself takes 0\.68 GiB"):
         cap_process(512 * MIB, DEVICE)
     assert card.fraction == 1
 
