@@ -64,11 +64,13 @@ from bytebound_kernels.ops.w4_matmul import w4_matmul, w4_matmul_workspace_bytes
 from bytebound_kernels.ops.w4_matvec import PackedW4, w4_matvec, w4_pack, w4_packed_bytes
 from bytebound_kernels.ops.w4_unpack import w4_unpack
 from bytebound_kernels.ops.weight_stream import (
+    STREAM_MAX_OPS,
     StreamGatedDelta,
     StreamGates,
     StreamNorm,
     StreamOp,
     StreamProduct,
+    StreamProgram,
     StreamReplay,
     weight_stream,
     weight_stream_slots,
@@ -84,6 +86,7 @@ __all__ = [
     "CYCLE_POSITION",
     "CYCLE_TOTAL_EMITTED",
     "MAX_CYCLE_ROWS",
+    "STREAM_MAX_OPS",
     "CudaError",
     "CudaUnavailableError",
     "DeviceInfo",
@@ -99,6 +102,7 @@ __all__ = [
     "StreamNorm",
     "StreamOp",
     "StreamProduct",
+    "StreamProgram",
     "StreamReplay",
     "UnsupportedDeviceError",
     "UnsupportedDtypeError",

@@ -21,6 +21,7 @@ __all__ = [
     "check_kind",
     "common_device",
     "no_overlap",
+    "overlap",
     "packed_view",
     "row_stride",
     "workspace_view",
@@ -99,6 +100,26 @@ def row_stride(op: str, tensor: TensorView) -> int:
     return leading[-1][1]
 
 
+def overlap(one: TensorView, other: TensorView, *, common_row_stride: int = 0) -> bool:
+    """Whether two tensors share memory.
+
+    Args:
+        one: a tensor.
+        other: another one.
+        common_row_stride: in elements, where both are rows at this distance: then the rows of one
+            may lie between the rows of the other, as two column ranges of a wider tensor do.
+    """
+    apart = (
+        one.pointer + one.span_bytes <= other.pointer
+        or other.pointer + other.span_bytes <= one.pointer
+    )
+    if apart:
+        return False
+    stride = common_row_stride * one.itemsize  # in bytes from here on
+    row, other_row = (tensor.shape[-1] * tensor.itemsize for tensor in (one, other))
+    return not (stride and row <= (other.pointer - one.pointer) % stride <= stride - other_row)
+
+
 def no_overlap(
     op: str, written: TensorView, read: TensorView, *, common_row_stride: int = 0
 ) -> None:
@@ -108,25 +129,15 @@ def no_overlap(
         op: for messages.
         written: the result.
         read: the argument.
-        common_row_stride: in elements, where both are rows at this distance: then the rows of one
-            may lie between the rows of the other, as two column ranges of a wider tensor do.
+        common_row_stride: as in ``overlap``.
 
     Raises:
-        UnsupportedLayoutError: the two address ranges meet.
+        UnsupportedLayoutError: they do.
     """
-    apart = (
-        written.pointer + written.span_bytes <= read.pointer
-        or read.pointer + read.span_bytes <= written.pointer
-    )
-    if apart:
-        return
-    stride = common_row_stride * written.itemsize  # in bytes from here on
-    row, read_row = (tensor.shape[-1] * tensor.itemsize for tensor in (written, read))
-    if stride and row <= (read.pointer - written.pointer) % stride <= stride - read_row:
-        return
-    raise UnsupportedLayoutError(
-        f"{op}: {written.name} overlaps {read.name} in memory; expected separate tensors"
-    )
+    if overlap(written, read, common_row_stride=common_row_stride):
+        raise UnsupportedLayoutError(
+            f"{op}: {written.name} overlaps {read.name} in memory; expected separate tensors"
+        )
 
 
 def common_device(op: str, *tensors: TensorView) -> int:

@@ -59,4 +59,4 @@ class UnsupportedLayoutError(KernelError, ValueError):
 
 
 class UnsupportedDeviceError(KernelError, ValueError):
-    """A tensor is in host memory, or the tensors are on different devices."""
+    """Host memory, tensors on different devices, or a GPU that the op is not made for."""

@@ -14,6 +14,7 @@ __all__ = ["gdn_keep"]
 _OP = "gdn_keep"
 _DTYPES = ("float16", "bfloat16")
 _MAX_ROWS = 8
+_MAX_LAYERS = 65535  # of a grid
 _PAIR_BYTES = 4  # the kernel moves two elements at once
 
 
@@ -29,9 +30,9 @@ def gdn_keep(
 ) -> None:
     """Take the accepted pending rows into the conv windows, then make this pass's rows pending.
 
-    For each layer and channel:
+    Formula, for each layer and channel:
         window <- the last 3 of (window, the first num_accepted pending rows)
-        pending[r] <- projected[r], r < R
+        pending[r] <- projected[r], and the gates likewise, r < R
 
     The recurrent states have taken in the accepted rows already: ``weight_stream`` does that, as
     ``gdn_step`` does, which moves its window itself.
@@ -44,9 +45,12 @@ def gdn_keep(
         pending_qkv: [8, L, C], written in its first R rows.
         pending_gates: [8, L, 2 HV], likewise.
         windows: [L, C, 3] contiguous, oldest input first, written.
-        num_accepted: int32 of one element, on the device.
+        num_accepted: int32 of one element, on the device; values beyond 0 and 8 count as the
+            nearest of the two.
         stream: a stream handle as an integer, or a PyTorch or CuPy stream. None: the stream that is
             current in the framework of projected.
+
+    The kernel is enqueued, not awaited.
 
     Raises:
         CudaUnavailableError: CUDA cannot be used here; the message says why.
@@ -69,6 +73,8 @@ def gdn_keep(
             f"to {_MAX_ROWS}"
         )
     rows, layers, channels = projected_view.shape
+    if not 1 <= layers <= _MAX_LAYERS:
+        raise UnsupportedShapeError(f"{_OP}: L is {layers}; expected 1 to {_MAX_LAYERS}")
     gates_view = view(_OP, "gates", gates, (dtype,))
     if gates_view.shape[:2] != (rows, layers) or len(gates_view.shape) != 3:
         raise UnsupportedShapeError(
@@ -85,21 +91,21 @@ def gdn_keep(
             )
     window = packed_view(_OP, "windows", windows, dtype, (layers, channels, 3))
     accepted = packed_view(_OP, "num_accepted", num_accepted, "int32", (1,))
-    if channels % 2 or gate_channels % 2 or not gate_channels:
+    if channels % 2 or gate_channels % 2 or not channels or not gate_channels:
         raise UnsupportedShapeError(
-            f"{_OP}: got {channels} channels and {gate_channels} gates; expected even numbers"
+            f"{_OP}: got {channels} channels and {gate_channels} gates; expected even numbers "
+            f"above 0"
         )
     strides = [_distances(tensor) for tensor in (projected_view, gates_view, kept, kept_gates)]
+    _check_apart(kept)
+    _check_apart(kept_gates)
     for written in (kept, kept_gates, window):
         for other in (projected_view, gates_view, accepted, kept, kept_gates, window):
             if other is not written:
-                # Pending rows and gates may be parts of one wider tensor; the rest is apart.
                 no_overlap(_OP, written, other)
 
     require_cuda(_OP)
-    device = common_device(
-        _OP, projected_view, gates_view, kept, kept_gates, window, accepted
-    )
+    device = common_device(_OP, projected_view, gates_view, kept, kept_gates, window, accepted)
     require_cuda(_OP, device)
     _native.gdn_keep(
         projected_view.pointer,
@@ -131,3 +137,16 @@ def _distances(tensor: TensorView) -> tuple[int, int]:
             f"expected adjacent elements, and all else at multiples of {_PAIR_BYTES} bytes"
         )
     return row, layer
+
+
+def _check_apart(tensor: TensorView) -> None:
+    """Refuse rows that are written and share memory."""
+    counts, (*strides, _) = tensor.shape, tensor.strides
+    needed = counts[2]
+    for stride, count in sorted(zip(strides, counts[:2], strict=True)):
+        if count > 1 and stride < needed:
+            raise UnsupportedLayoutError(
+                f"{_OP}: {tensor.name} of shape {tensor.shape} has strides {tensor.strides}, so "
+                f"that rows overlap; expected separate ones"
+            )
+        needed += (count - 1) * stride

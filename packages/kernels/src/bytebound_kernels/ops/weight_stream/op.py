@@ -1,262 +1,225 @@
 """The checked front of the weight stream (csrc/weight_stream.h)."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from bytebound_kernels import _native
 from bytebound_kernels._check import (
     check_integer,
-    check_kind,
     common_device,
-    row_stride,
+    no_overlap,
+    packed_view,
     workspace_view,
 )
 from bytebound_kernels._device import device_info, require_cuda
-from bytebound_kernels._matvec import EPILOGUES, check_scale
 from bytebound_kernels._stream import stream_handle
-from bytebound_kernels._tensor import DTYPE_CODES, TensorView, view
-from bytebound_kernels.errors import InvalidArgumentError
-from bytebound_kernels.ops.gdn_step import GdnRows, GdnState, GdnWeights
-from bytebound_kernels.ops.w4_matvec import PackedW4
+from bytebound_kernels.errors import (
+    InvalidArgumentError,
+    UnsupportedDeviceError,
+    UnsupportedShapeError,
+)
+from bytebound_kernels.ops.weight_stream.checks import OP, check_op
+from bytebound_kernels.ops.weight_stream.order import check_order
+from bytebound_kernels.ops.weight_stream.records import (
+    MAX_ROWS,
+    STREAM_MAX_OPS,
+    StreamNorm,
+    StreamOp,
+    StreamProduct,
+)
 
 __all__ = [
-    "StreamGatedDelta",
-    "StreamGates",
-    "StreamNorm",
-    "StreamOp",
-    "StreamProduct",
-    "StreamReplay",
+    "StreamProgram",
     "weight_stream",
     "weight_stream_slots",
     "weight_stream_workspace_bytes",
 ]
 
-_OP = "weight_stream"
-MAX_ROWS = 8
+_CAPABILITY = (9, 0)  # bulk copies into shared memory
+_STAMPS = 4  # of an op and a block in clock
 
 
-class StreamNorm(NamedTuple):
-    """RMSNorm of a residual; the products behind it multiply the result.
+class StreamProgram:
+    """Ops of a weight stream, checked once and kept as the kernel takes them.
 
-    Attributes:
-        x: [8, D] float32.
-        weight: [D] float32, the factor is 1 + weight.
-        out: [8, D] float16, or None where only the products want it.
-        eps: 0 or more.
-    """
-
-    x: Any
-    weight: Any
-    out: Any = None
-    eps: float = 1e-6
-
-
-class StreamGates(NamedTuple):
-    """A small 16-bit matrix times the rows of the norm before, as of ``rms_norm_project``.
+    It holds the tensors of its ops, whose addresses must not change.
 
     Attributes:
-        weight: [N, D] float16.
-        out: [8, N] float16.
+        ops: the records.
+        device: ordinal of the device that holds them.
     """
 
-    weight: Any
-    out: Any
+    __slots__ = ("_asymmetric", "_max_d", "_native_ops", "_tensors", "device", "ops")
 
+    def __init__(self, ops: Sequence[StreamOp]) -> None:
+        """Check 1 to STREAM_MAX_OPS ops, each by itself and all together.
 
-class StreamProduct(NamedTuple):
-    """A product as of ``w4_matvec``.
+        Raises:
+            As ``weight_stream``.
+        """
+        self.ops = tuple(ops)
+        if not 1 <= len(self.ops) <= STREAM_MAX_OPS:
+            raise InvalidArgumentError(
+                f"{OP}: got {len(self.ops)} ops; expected 1 to {STREAM_MAX_OPS} of one launch"
+            )
+        checked = [check_op(index, op) for index, op in enumerate(self.ops)]
+        check_order(checked)
+        require_cuda(OP)
+        self._tensors = tuple(tensor for op in checked for tensor in op.tensors)
+        first = self._tensors[0]
+        self.device = common_device(OP, first)
+        for tensor in self._tensors:
+            common_device(OP, first, tensor)
+        _require_capability(self.device)
+        self._max_d = max(
+            (op.arguments["d"] for op in checked if isinstance(op.record, StreamNorm)), default=0
+        )
+        self._asymmetric = any(
+            isinstance(op, StreamProduct) and op.weight.asymmetric for op in self.ops
+        )
+        self._native_ops = [getattr(_native, op.maker)(**op.arguments) for op in checked]
 
-    Attributes:
-        weight: PackedW4.
-        out: [8, N] float16 or float32.
-        x: [8, K] float16; None: the rows of the norm before.
-        residual: [8, N] float32 that is complete when the op begins: the input of an earlier norm.
-        scale: as in ``w4_matvec``.
-    """
-
-    weight: Any
-    out: Any
-    x: Any = None
-    residual: Any = None
-    scale: float = 1.0
-
-
-class StreamGatedDelta(NamedTuple):
-    """A Gated DeltaNet step as of ``gdn_step``, behind the ``StreamReplay`` of its pending rows.
-
-    Attributes:
-        rows: of this pass, float16, each [8, ...].
-        z: [8, HV * V].
-        weights, state, pending, num_accepted, eps: as in ``gdn_step``.
-        out: [8, HV * V] float16.
-    """
-
-    rows: GdnRows
-    z: Any
-    weights: GdnWeights
-    state: GdnState
-    pending: GdnRows
-    num_accepted: Any
-    out: Any
-    eps: float = 1e-6
-
-
-class StreamReplay(NamedTuple):
-    """Takes the accepted pending rows of a Gated DeltaNet step into its state; not into its window.
-
-    It needs nothing of this pass: placed before a norm, it runs while blocks wait for its rows.
-
-    Attributes:
-        delta: the step.
-    """
-
-    delta: StreamGatedDelta
-
-
-StreamOp = StreamNorm | StreamGates | StreamProduct | StreamReplay | StreamGatedDelta
+    def run(self, *, rows: int, workspace: Any, clock: Any = None, stream: Any = None) -> None:
+        """Launch the ops; arguments and effect as of ``weight_stream``."""
+        _check_rows(rows)
+        scratch = workspace_view(OP, workspace, weight_stream_workspace_bytes(self.device))
+        extra = [scratch]
+        if clock is not None:
+            sms = device_info(OP, self.device).num_sms
+            extra.append(packed_view(OP, "clock", clock, "int64", (len(self.ops), _STAMPS, sms)))
+            no_overlap(OP, scratch, extra[1])
+        for tensor in extra:
+            common_device(OP, self._tensors[0], tensor)
+            for other in self._tensors:
+                no_overlap(OP, tensor, other)
+        if not _native.weight_stream_slots(rows, self._max_d, self._asymmetric, self.device):
+            raise UnsupportedShapeError(
+                f"{OP}: {rows} rows of D = {self._max_d} and the weights on their way do not fit "
+                f"the shared memory of a block; expected fewer rows or a smaller D"
+            )
+        _native.weight_stream(
+            self._native_ops,
+            rows=rows,
+            workspace=scratch.pointer,
+            clock=0 if clock is None else extra[1].pointer,
+            device=self.device,
+            stream=stream_handle(OP, stream, workspace, self.device),
+        )
 
 
 def weight_stream_workspace_bytes(device: int = 0) -> int:
-    """Return the bytes of workspace; fill it with 0xFF once, each call leaves it so."""
-    sms = device_info(_OP, device).num_sms
-    return int(_native.weight_stream_workspace_bytes(sms))
+    """Return the bytes of workspace that ``weight_stream`` needs on a device, whatever the ops.
+
+    Fill it with 0xFF bytes once, before its first use; every call leaves it so. Launches that may
+    run at the same time need one each.
+
+    Raises:
+        CudaUnavailableError: no device is visible.
+        InvalidArgumentError: there is no such device.
+    """
+    return int(_native.weight_stream_workspace_bytes(device_info(OP, device).num_sms))
 
 
 def weight_stream_slots(rows: int, d: int, *, asymmetric: bool, device: int = 0) -> int:
-    """Return how many items of weights a warp has under way; 0: the device cannot run it."""
-    return int(_native.weight_stream_slots(rows, d, asymmetric, device))
+    """Return how many items of weights, 64 rows by 128 columns, each warp has on their way.
+
+    Args:
+        rows: R, 1 to 8.
+        d: the largest D of a norm, 0 without.
+        asymmetric: whether the weights have zero points.
+        device: ordinal of the device.
+
+    Returns:
+        0 where ``weight_stream`` cannot run so: an older GPU, or rows too long for shared memory.
+
+    Raises:
+        CudaUnavailableError: CUDA cannot be used here; the message says why.
+        InvalidArgumentError: rows, d or device.
+    """
+    _check_rows(rows)
+    check_integer(OP, "d", d, 0)
+    require_cuda(OP)
+    require_cuda(OP, device_info(OP, device).index)
+    return int(_native.weight_stream_slots(rows, d, bool(asymmetric), device))
 
 
 def weight_stream(
-    ops: Sequence[StreamOp],
+    ops: "Sequence[StreamOp] | StreamProgram",
     *,
     rows: int,
     workspace: Any,
     clock: Any = None,
     stream: Any = None,
 ) -> None:
-    """Run the ops in order on the first ``rows`` rows of their tensors, in one kernel."""
-    if not 1 <= check_integer(_OP, "rows", rows) <= MAX_ROWS:
-        raise InvalidArgumentError(f"{_OP}: rows is {rows}; expected 1 to {MAX_ROWS}")
-    require_cuda(_OP)
-    device = common_device(_OP, workspace_view(_OP, workspace, 0))
-    require_cuda(_OP, device)
-    scratch = workspace_view(_OP, workspace, weight_stream_workspace_bytes(device))
-    _native.weight_stream(
-        [_native_op(op) for op in ops],
-        rows=rows,
-        workspace=scratch.pointer,
-        clock=0 if clock is None else view(_OP, "clock", clock).pointer,
-        device=device,
-        stream=stream_handle(_OP, stream, workspace, device),
-    )
+    """Run up to 36 ops of several layers in order, as one kernel that never stops reading weights.
+
+    Formula:
+        for op in ops: what StreamNorm, StreamProduct, StreamGates, StreamReplay and
+        StreamGatedDelta say, on the first ``rows`` rows of their tensors
+
+    One block for each multiprocessor walks all the ops. Its warps ask for their packed weights far
+    ahead, whatever they wait for, and there is no barrier between ops.
+
+    What is handed over: the out of a StreamProduct, StreamGates or StreamGatedDelta that a later op
+    of the launch reads, as x, rows or z or by a norm before it is a residual. In the first ``rows``
+    rows of such a tensor every bit must be set before each launch (torch: ``view(torch.uint8)
+    .fill_(255)``): an element of which a bit is missing has arrived. No result has these bits: its
+    NaN is 0x7fff or 0x7fffffff. Elements that come from before the launch need no such mark, but
+    what an op reads as x, rows, z or accepted pending rows must not be of these bits, and what is
+    handed over must not have other ones: the kernel would wait for ever, or not wait.
+
+    Each result has memory of its own in a launch. Nothing that an op reads is written by a later
+    one. A norm's out is for readers behind the launch.
+
+    Args:
+        ops: the records, or a StreamProgram of them, which saves the time to check them again.
+        rows: R, 1 to 8.
+        workspace: uint8, weight_stream_workspace_bytes(); filled with 0xFF once, before its first
+            use.
+        clock: None, or int64 [number of ops, 4, multiprocessors], contiguous: nanoseconds at which
+            the first warp of a block began an op, had its input, was done with its items, had
+            handed over. The two in the middle are written by products alone.
+        stream: a stream handle as an integer, or a PyTorch or CuPy stream. None: the stream that is
+            current in the framework of workspace.
+
+    The kernel is enqueued, not awaited. It may start while the kernel before it in the stream still
+    runs, and loads its first packed weights meanwhile, which that kernel must not write. Its blocks
+    wait for each other, so it needs every multiprocessor of the device: nothing else that lasts may
+    run beside it.
+
+    Raises:
+        CudaUnavailableError: CUDA cannot be used here; the message says why.
+        UnsupportedTensorError: an argument is no tensor, or no record of an op.
+        UnsupportedDtypeError: a dtype has no kernel, or two do not fit.
+        UnsupportedShapeError: a shape does not fit, rows of D do not fit the shared memory, or the
+            workspace is too small.
+        UnsupportedLayoutError: strides, alignment, or tensors that overlap.
+        UnsupportedDeviceError: host memory, more than one device, or a GPU before sm_90.
+        InvalidArgumentError: the number of ops, their order, symmetric and asymmetric weights
+            together, residual with an interleaved weight, rows, eps, scale, stream.
+        CudaError: the launch failed.
+
+    Numerics: the bits of the single ops: rms_norm, rms_norm_project, w4_matvec with its default
+    num_blocks, gdn_step. A row has the same bits alone and among others. What is not finite in a
+    row stays in that row, and in the rows that follow it through a StreamGatedDelta.
+
+    Source: csrc/weight_stream.cu, csrc/cuda/stream_*.cuh, csrc/cuda/weight_ring.cuh.
+    """
+    _check_rows(rows)
+    program = ops if isinstance(ops, StreamProgram) else StreamProgram(ops)
+    program.run(rows=rows, workspace=workspace, clock=clock, stream=stream)
 
 
-def _native_op(op: StreamOp) -> Any:
-    if isinstance(op, StreamNorm):
-        return _norm(op)
-    if isinstance(op, StreamGates):
-        return _gates(op)
-    if isinstance(op, StreamProduct):
-        return _product(op)
-    if isinstance(op, StreamReplay):
-        return _gated_delta(op.delta, replay=True)
-    return _gated_delta(op, replay=False)
+def _check_rows(rows: int) -> None:
+    if not 1 <= check_integer(OP, "rows", rows) <= MAX_ROWS:
+        raise InvalidArgumentError(f"{OP}: rows is {rows}; expected 1 to {MAX_ROWS}")
 
 
-def _optional(name: str, tensor: Any) -> tuple[int, int]:
-    """Pointer and row distance; zeros where there is no tensor."""
-    if tensor is None:
-        return 0, 0
-    found = view(_OP, name, tensor)
-    return found.pointer, row_stride(_OP, found)
-
-
-def _norm(op: StreamNorm) -> Any:
-    x = view(_OP, "x", op.x, ("float32",))
-    out, out_stride = _optional("out", op.out)
-    return _native.stream_norm(
-        x=x.pointer,
-        weight=view(_OP, "weight", op.weight, ("float32",)).pointer,
-        out=out,
-        x_row_stride=row_stride(_OP, x),
-        out_row_stride=out_stride,
-        d=x.shape[1],
-        eps=op.eps,
-    )
-
-
-def _gates(op: StreamGates) -> Any:
-    weight = view(_OP, "weight", op.weight, ("float16",))
-    out = view(_OP, "out", op.out, ("float16",))
-    return _native.stream_gates(
-        weight=weight.pointer,
-        out=out.pointer,
-        weight_row_stride=row_stride(_OP, weight),
-        out_row_stride=row_stride(_OP, out),
-        n=weight.shape[0],
-        d=weight.shape[1],
-    )
-
-
-def _product(op: StreamProduct) -> Any:
-    out = view(_OP, "out", op.out, ("float16", "float32"))
-    x, x_stride = _optional("x", op.x)
-    residual, residual_stride = _optional("residual", op.residual)
-    check_kind(_OP, "weight", op.weight, PackedW4)
-    epilogue = "store" if op.residual is None else "add_residual"
-    return _native.stream_product(
-        weight=op.weight.check(_OP).pointer,
-        x=x,
-        out=out.pointer,
-        residual=residual,
-        x_row_stride=x_stride,
-        out_row_stride=row_stride(_OP, out),
-        residual_row_stride=residual_stride,
-        n=op.weight.n,
-        k=op.weight.k,
-        scale_dtype=DTYPE_CODES[op.weight.scale_dtype],
-        asymmetric=op.weight.asymmetric,
-        float_out=out.dtype == "float32",
-        epilogue=EPILOGUES["swiglu" if op.weight.interleaved else epilogue],
-        scale=check_scale(_OP, op.scale),
-    )
-
-
-def _rows(name: str, rows: GdnRows) -> tuple[TensorView, TensorView, TensorView]:
-    qkv, a, b = (
-        view(_OP, f"{name}.{field}", tensor, ("float16",))
-        for field, tensor in zip(rows._fields, rows, strict=True)
-    )
-    return qkv, a, b
-
-
-def _gated_delta(op: StreamGatedDelta, *, replay: bool) -> Any:
-    current, pending = _rows("rows", op.rows), _rows("pending", op.pending)
-    state = view(_OP, "state.recurrent", op.state.recurrent, ("float32",))
-    hv = state.shape[0]
-    z = view(_OP, "z", op.z, ("float16",))
-    out = view(_OP, "out", op.out, ("float16",))
-    keys = current[0].shape[1] - z.shape[1]
-    return _native.stream_gated_delta(
-        replay=replay,
-        current=tuple(one.pointer for one in current),
-        pending=tuple(one.pointer for one in pending),
-        z=z.pointer,
-        out=out.pointer,
-        num_accepted=view(_OP, "num_accepted", op.num_accepted, ("int32",)).pointer,
-        conv_weight=view(_OP, "weights.conv", op.weights.conv, ("float16",)).pointer,
-        a_log=view(_OP, "weights.a_log", op.weights.a_log, ("float32",)).pointer,
-        dt_bias=view(_OP, "weights.dt_bias", op.weights.dt_bias, ("float32",)).pointer,
-        norm_weight=view(_OP, "weights.norm", op.weights.norm, ("float32",)).pointer,
-        conv_window=view(_OP, "state.conv_window", op.state.conv_window, ("float16",)).pointer,
-        state=state.pointer,
-        pending_rows=pending[0].shape[0],
-        row_strides=tuple(row_stride(_OP, one) for one in current),
-        pending_row_strides=tuple(row_stride(_OP, one) for one in pending),
-        z_row_stride=row_stride(_OP, z),
-        out_row_stride=row_stride(_OP, out),
-        h=keys // (2 * state.shape[1]),
-        hv=hv,
-        eps=op.eps,
-    )
+def _require_capability(device: int) -> None:
+    require_cuda(OP, device)
+    info = device_info(OP, device)
+    if info.capability < _CAPABILITY:
+        raise UnsupportedDeviceError(
+            f"{OP}: device {device} is {info}; expected sm_90 or later, which copies weights in "
+            f"bulk. The single ops run on it."
+        )
