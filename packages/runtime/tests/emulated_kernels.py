@@ -5,6 +5,7 @@ graphs runs without a GPU. Rows are taken one by one where an op promises that a
 depend on the others. A packed matrix has the bytes of the layout's own definition.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import bytebound_kernels as bk
@@ -12,12 +13,15 @@ import pytest
 import torch
 from bytebound_kernels import prefill
 from bytebound_kernels.ops.attention_decode import attention_decode_reference
+from bytebound_kernels.ops.gdn_keep import gdn_keep_reference
 from bytebound_kernels.ops.gdn_step import gdn_step_reference
 from bytebound_kernels.ops.w4_matvec.layout import (
     interleave,
     pack_reference,
     unpack_reference,
 )
+from bytebound_kernels.ops.weight_stream.checks import check_op
+from bytebound_kernels.ops.weight_stream.order import check_order
 from bytebound_kernels.prefill.reference import gdn_prefill_reference
 from torch.nn.functional import silu
 
@@ -183,6 +187,43 @@ class Kernels:
             out.copy_(gdn_step_reference(rows, z, weights, state, eps=eps)[0])
         return out
 
+    def weight_stream(self, program: "Program", *, rows: int, workspace: Tensor) -> None:
+        """In order, one op after the other; that every reader would have waited is asserted."""
+        ops = program.ops
+        assert 1 <= rows <= 8 and bool((workspace == 0xFF).all())
+        handed = {one.data_ptr() for op in ops for one in inputs_of(op)}
+        for op in ops:
+            if not isinstance(op, bk.StreamReplay) and op.out is not None:
+                marked = op.out.data_ptr() not in handed or is_marked(op.out[:rows])
+                assert marked, f"{type(op).__name__}: what it hands over is not marked"
+        normed: Tensor | None = None
+        for op in ops:
+            for one in inputs_of(op):
+                assert arrived(one[:rows]), f"{type(op).__name__} reads what was never written"
+            match op:
+                case bk.StreamNorm():
+                    assert op.x.shape[1] % 128 == 0
+                    assert op.x.dtype == op.weight.dtype == torch.float32
+                    exact = torch.empty_like(op.x[:rows])
+                    normed = self.rms_norm(op.x[:rows], op.weight, eps=op.eps, out=exact).half()
+                    if op.out is not None:
+                        op.out[:rows].copy_(normed)
+                case bk.StreamProduct():
+                    x = normed if op.x is None else op.x[:rows]
+                    residual = None if op.residual is None else op.residual[:rows]
+                    assert x is not None and x.dtype == torch.float16
+                    self.w4_matvec(
+                        x, op.weight, out=op.out[:rows], workspace=workspace,
+                        residual=residual, scale=op.scale,
+                    )  # fmt: skip
+                case bk.StreamGates():
+                    assert normed is not None and op.weight.dtype == op.out.dtype == torch.float16
+                    self._product(normed, op.weight, None, op.out[:rows], None, 1.0)
+                case bk.StreamReplay():
+                    replay(op.delta)
+                case bk.StreamGatedDelta():
+                    delta_step(op, rows)
+
     def attention_decode(
         self,
         q_gate: Tensor,
@@ -215,6 +256,62 @@ class Kernels:
         return out
 
 
+class Program:
+    """Ops of a launch behind the checks of the kernel's own front."""
+
+    def __init__(self, ops: Sequence[bk.StreamOp]) -> None:
+        self.ops = tuple(ops)
+        assert 1 <= len(self.ops) <= bk.STREAM_MAX_OPS
+        check_order([check_op(index, op) for index, op in enumerate(self.ops)])
+
+
+def inputs_of(op: bk.StreamOp) -> list[Tensor]:
+    """The rows that an op reads."""
+    match op:
+        case bk.StreamNorm():
+            return [op.x]
+        case bk.StreamProduct():
+            return [one for one in (op.x, op.residual) if one is not None]
+        case bk.StreamGatedDelta():
+            return [*op.rows, op.z]
+    return []
+
+
+def bits(rows: Tensor) -> Tensor:
+    return rows.contiguous().view(torch.int16 if rows.dtype.itemsize == 2 else torch.int32)
+
+
+def is_marked(rows: Tensor) -> bool:
+    """Every bit is set: nothing has arrived."""
+    return bool((bits(rows) == -1).all())
+
+
+def arrived(rows: Tensor) -> bool:
+    return not bool((bits(rows) == -1).any())
+
+
+def replay(delta: bk.StreamGatedDelta) -> None:
+    """The accepted rows into the recurrent state; the window stays."""
+    accepted, pending = int(delta.num_accepted), delta.pending
+    assert 0 <= accepted <= pending.qkv.shape[0]
+    if not accepted:
+        return
+    rows = bk.GdnRows(*(tensor[:accepted] for tensor in pending))
+    z = delta.z.new_zeros(accepted, delta.z.shape[1])
+    states = gdn_step_reference(rows, z, delta.weights, delta.state, eps=delta.eps)[1]
+    delta.state.recurrent.copy_(states[-1].recurrent)
+
+
+def delta_step(delta: bk.StreamGatedDelta, rows: int) -> None:
+    """The rows of this pass, behind the replay: the window has yet to move on."""
+    accepted = delta.pending.qkv[: int(delta.num_accepted)]
+    window = torch.cat((delta.state.conv_window, accepted.T), dim=1)[:, -3:]
+    state = bk.GdnState(window, delta.state.recurrent)
+    current = bk.GdnRows(*(tensor[:rows] for tensor in delta.rows))
+    out, _ = gdn_step_reference(current, delta.z[:rows], delta.weights, state, eps=delta.eps)
+    delta.out[:rows].copy_(out)
+
+
 def attention_prefill(q_gate: Tensor, *args: Any, **options: Any) -> Tensor:
     assert args[5] + q_gate.shape[0] <= args[6].shape[1], "the cache is too short"
     return attention_decode_reference(q_gate, *args, **options).to(q_gate.dtype)
@@ -234,12 +331,18 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     for name in (
         "rms_norm", "embedding_gather", "dense_matvec", "w4_pack",
         "w4_matvec", "w4_matmul", "w4_unpack", "gdn_step", "attention_decode",
+        "weight_stream",
     ):  # fmt: skip
         monkeypatch.setattr(bk, name, getattr(kernels, name))
     for name, op in SAMPLING_OPS.items():
         monkeypatch.setattr(bk, name, op)
-    for name in ("matvec_workspace_bytes", "w4_matmul_workspace_bytes"):
+    for name in (
+        "matvec_workspace_bytes", "w4_matmul_workspace_bytes", "weight_stream_workspace_bytes",
+    ):  # fmt: skip
         monkeypatch.setattr(bk, name, lambda device=0: 1024)
+    monkeypatch.setattr(bk, "gdn_keep", gdn_keep_reference)
+    monkeypatch.setattr(bk, "StreamProgram", Program)
+    monkeypatch.setattr(bk, "weight_stream_slots", lambda rows, d, *, asymmetric, device=0: 4)
     monkeypatch.setattr(prefill, "attention_prefill", attention_prefill)
     monkeypatch.setattr(prefill, "gdn_prefill", gdn_prefill)
     return kernels

@@ -17,7 +17,10 @@ def cuda_executor(
     max_len: int,
     kv_dtype: torch.dtype | None = None,
     chunk: int = 32,
+    engine: str = "graph",
 ) -> CudaExecutor:
     config = ModelConfig.from_folder(folder)
     weights = load_weights(folder, config, read_headers(folder, config), device=CPU)
-    return CudaExecutor(weights, config, max_len=max_len, kv_dtype=kv_dtype, prefill_chunk=chunk)
+    return CudaExecutor(
+        weights, config, max_len=max_len, kv_dtype=kv_dtype, prefill_chunk=chunk, engine=engine
+    )

@@ -7,7 +7,15 @@ import torch
 
 from bytebound.config import ModelConfig
 from bytebound.cuda.shapes import check_shape, shape_problem
-from bytebound.settings import CUDA_DTYPES, check_cuda, check_device, cuda_problem
+from bytebound.errors import InvalidSettingError
+from bytebound.settings import (
+    CUDA_DTYPES,
+    ENGINES,
+    check_choice,
+    check_cuda,
+    check_device,
+    cuda_problem,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,16 @@ def choose_backend(
         if where.index not in (None, torch.cuda.current_device()):
             reason = f"device={device!r} is not PyTorch's current device"
     return Backend("cuda") if reason is None else Backend("reference", reason)
+
+
+def check_engine(engine: str, chosen: Backend) -> None:
+    """Refuse an engine that ``chosen`` does not have; whether it takes the model is seen later."""
+    check_choice("engine", engine, ENGINES)
+    if engine == "stream" and chosen.name != "cuda":
+        raise InvalidSettingError(
+            f"engine='stream': only backend='cuda' has it, and {chosen.name!r} runs "
+            f"({chosen.why_not_cuda}); use engine='graph'"
+        )
 
 
 def _settings_reason(

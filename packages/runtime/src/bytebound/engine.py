@@ -102,6 +102,7 @@ class Engine:
         snapshot_bytes: int | str | None = None,
         conversation_bytes: int | str | None = 0,
         adaptive_depth: bool = False,
+        engine: str = "graph",
         vram_limit: int | str | None = None,
         on_progress: Progress | None = None,
     ) -> "Engine":
@@ -129,8 +130,10 @@ class Engine:
         another one, until a prompt goes on from them: by default none, None is four times what the
         context takes, at most 4 GiB. A Draft must allow it (``ParkableDraft``).
         ``adaptive_depth`` lets "cuda" with "mtp" guess 0 to ``num_draft_tokens`` ids a turn, as
-        many as have lately been worth it. ``vram_limit``, such as "32GiB", caps what this process
-        takes of the GPU until it ends.
+        many as have lately been worth it. ``engine`` says how "cuda" runs a pass of a few rows:
+        "graph", recordings of one kernel an op, or "stream", a few long kernels (the weight
+        stream; float16 activations, a model in 4 bits, compute capability 9.0). ``vram_limit``,
+        such as "32GiB", caps what this process takes of the GPU until it ends.
         ``on_progress(done, total)`` is told about bytes of weights as they are read.
 
         Raises CheckpointError (damaged folder), UnsupportedModelError (another family or format),
@@ -152,6 +155,7 @@ class Engine:
             snapshot_bytes=snapshot_bytes,
             conversation_bytes=conversation_bytes,
             adaptive_depth=adaptive_depth,
+            engine=engine,
             vram_limit=vram_limit,
             on_progress=on_progress,
         )

@@ -9,7 +9,7 @@ from typing import Protocol, TypedDict
 
 import torch
 
-from bytebound.backends import Backend, choose_backend
+from bytebound.backends import Backend, check_engine, choose_backend
 from bytebound.checkpoint import load_checkpoint
 from bytebound.config import ModelConfig, read_json_object
 from bytebound.decoder import Decoder, HostDecoder
@@ -126,6 +126,7 @@ def load_engine_parts(
     snapshot_bytes: int | str | None = None,
     conversation_bytes: int | str | None = 0,
     adaptive_depth: bool = False,
+    engine: str = "graph",
     on_progress: Progress | None = None,
 ) -> EngineParts:
     """Check settings, load the folder, build the parts. See ``Engine.from_pretrained``.
@@ -165,6 +166,7 @@ def load_engine_parts(
             f"adaptive_depth=True: the depth adapts with backend='cuda' and draft='mtp'; got "
             f"{chosen.name!r} and {draft!r}"
         )
+    check_engine(engine, chosen)
     draft_ids = None
     if draft_vocab is not None:
         vocab = config.vocab_size
@@ -187,6 +189,7 @@ def load_engine_parts(
             draft_ids=draft_ids,
             use_packed_cache=use_packed_cache(),
             snapshot_bytes=snapshots,
+            engine=engine,
             on_progress=on_progress,
         )
     else:

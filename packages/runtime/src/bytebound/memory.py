@@ -92,6 +92,7 @@ class MemoryPlan:
     verify_rows: int  # what the verify pass keeps of its rows until they are accepted or not
     scratch: int  # activations of one prefill chunk, logits, and workspaces of kernels
     draft_head: int = 0  # rows of the head for a draft vocabulary
+    stream: int = 0  # what the rows of a pass hand over in a weight stream, and its workspace
     snapshots: int = 0  # budget for kept states: prefix reuse
     loading: int = 0  # what reading the weights takes beyond what a request takes later
     graphs: int = 0  # recorded passes

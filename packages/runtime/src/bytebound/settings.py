@@ -12,6 +12,7 @@ from bytebound.errors import CudaUnavailableError, InvalidSettingError
 from bytebound.reference.rows import MAX_VERIFY_ROWS
 
 BACKENDS = ("auto", "reference", "cuda")
+ENGINES = ("graph", "stream")  # of the CUDA backend: how a pass of a few rows runs
 DRAFTS = ("none", "mtp", "ngram")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEFAULT_MAX_LEN = 8192

@@ -53,6 +53,7 @@ def chat(
     kv_dtype: opt.KvDtype = "auto",
     draft_vocab: opt.DraftVocab = None,
     adaptive_depth: opt.AdaptiveDepth = False,
+    engine_name: opt.EngineName = "graph",
 ) -> int:
     """Talk to a model; /help inside lists the commands.
 
@@ -83,6 +84,7 @@ def chat(
         kv_dtype,
         draft_vocab,
         adaptive_depth,
+        engine=engine_name,
     )
 
     from bytebound.cli.lines import message_lines

@@ -79,6 +79,7 @@ def generate(
     kv_dtype: opt.KvDtype = "auto",
     draft_vocab: opt.DraftVocab = None,
     adaptive_depth: opt.AdaptiveDepth = False,
+    engine_name: opt.EngineName = "graph",
 ) -> int:
     """Generate one answer and stream it to stdout.
 
@@ -119,6 +120,7 @@ def generate(
         kv_dtype,
         draft_vocab,
         adaptive_depth,
+        engine=engine_name,
     )
     given_ids = None if ids is None else parse_ids(ids)
     text = "" if given_ids is not None else read_prompt(prompt, prompt_file)

@@ -17,6 +17,7 @@ from bytebound.errors import CheckpointError
 if TYPE_CHECKING:
     from bytebound.checkpoint import StoredModel
     from bytebound.config import ModelConfig
+    from bytebound.cuda.memory import CudaMemory
 
 DEFAULT_BITS = [16.0, 4.125]
 MAX_BITS = 64.0
@@ -61,6 +62,7 @@ def info(
             "positions.",
         ),
     ] = "auto",
+    engine: opt.EngineName = "graph",
     vram_limit: opt.VramLimit = None,
     json_: opt.Json = False,
 ) -> int:
@@ -101,7 +103,9 @@ def info(
             config, report["weights"]["mtp"], widths, max_len=max_len, device=device, dtype=dtype
         )
         length = report["memory_plan"]["max_len"]
-        report["memory_plan"]["cuda"] = cuda_plan(folder, config, length, kv_dtype, limit)
+        memory = cuda_memory(folder, config, kv_dtype)
+        report["engine"] = engine_record(engine, report["backend"]["name"], memory, dtype)
+        report["memory_plan"]["cuda"] = cuda_plan(memory, report["engine"]["name"], length, limit)
         report["card"] = card_record(read_gb_s, report["bytes_per_token"])
     if json_:
         emit_json(report)
@@ -261,14 +265,45 @@ def backend_record(
     return {"name": chosen.name, "why_not_cuda": chosen.why_not_cuda}
 
 
-def cuda_plan(
-    folder: Path | None, config: "ModelConfig", max_len: int, kv_dtype: str, limit: int | None
-) -> Report | None:
-    """What the CUDA backend holds on this card, or on one like many; None where it cannot run.
+def engine_record(
+    asked: str, backend: str, memory: "CudaMemory | None", dtype: str | None
+) -> Report:
+    """How the CUDA backend would run a pass, and why not as a weight stream.
 
-    ``largest_max_len`` is the longest context that fits into ``available`` bytes: what is free
-    here, at most ``limit``.
+    Raises:
+        InvalidSettingError: the weight stream was asked for and cannot run.
     """
+    from bytebound.errors import InvalidSettingError
+    from bytebound.settings import CUDA_DTYPES, ENGINES, check_choice
+
+    check_choice("engine", asked, ENGINES)
+    name: str | None = None
+    problem: str | None
+    if backend != "cuda":
+        problem = f"the {backend} backend runs"
+    elif memory is None:
+        problem = "the weights cannot be loaded"
+    else:
+        import torch
+
+        from bytebound.cuda.stream_limits import stream_problem
+
+        name = "graph"
+        problem = stream_problem(
+            memory.config,
+            memory.decoder_matrices(),
+            CUDA_DTYPES.get(dtype or "", memory.dtype),
+            torch.device("cuda", torch.cuda.current_device()),
+        )
+    if asked == "stream":
+        if problem is not None:
+            raise InvalidSettingError(f"engine='stream': {problem}; use engine='graph'")
+        return {"name": "stream", "why_not_stream": None}
+    return {"name": name, "why_not_stream": problem or "it was not asked for"}
+
+
+def cuda_memory(folder: Path | None, config: "ModelConfig", kv_dtype: str) -> "CudaMemory | None":
+    """The plans of the CUDA backend; None where it cannot run the model."""
     from bytebound.cuda.shapes import shape_problem
     from bytebound.settings import KV_DTYPES, check_choice
 
@@ -276,13 +311,30 @@ def cuda_plan(
     if shape_problem(config) is not None:
         return None
     try:
-        from bytebound.cuda.memory import free_bytes, plan_for
+        from bytebound.cuda.memory import plan_for
     except ImportError:
         return None
     try:
-        memory = plan_for(folder, config, kv_dtype)
+        return plan_for(folder, config, kv_dtype)
     except CheckpointError:  # reported as the problem of the weights
         return None
+
+
+def cuda_plan(
+    memory: "CudaMemory | None", engine: str | None, max_len: int, limit: int | None
+) -> Report | None:
+    """What the CUDA backend holds on this card, or on one like many; None where it cannot run.
+
+    ``largest_max_len`` is the longest context that fits into ``available`` bytes: what is free
+    here, at most ``limit``.
+    """
+    if memory is None:
+        return None
+    from dataclasses import replace
+
+    from bytebound.cuda.memory import free_bytes
+
+    memory = replace(memory, engine=engine or memory.engine)
     known = [size for size in (limit, free_bytes()) if size is not None]
     available = min(known, default=None)
     return {

@@ -40,6 +40,7 @@ def open_engine(options: EngineOptions, sampling: SamplingOptions) -> "Engine":
                 kv_dtype=options.kv_dtype,
                 draft_vocab=options.draft_vocab,
                 adaptive_depth=options.adaptive_depth,
+                engine=options.engine,
                 conversation_bytes=options.conversation_bytes,
                 draft=_draft(options.draft, folder, config),
                 num_draft_tokens=options.num_draft_tokens,

@@ -102,6 +102,16 @@ AdaptiveDepth = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="graph|stream",
+        help="How cuda runs a pass: graph, a kernel for each op, or stream, a few long kernels "
+        "(models in 4 bits, compute capability 9.0).",
+        rich_help_panel=_ENGINE,
+    ),
+]
 ConversationBytes = Annotated[
     str | None,
     typer.Option(
@@ -188,6 +198,7 @@ class EngineOptions:
     draft_vocab: Path | None = None
     adaptive_depth: bool = False
     conversation_bytes: str | None = "0"  # None: the engine's choice
+    engine: str = "graph"
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ def serve(
     kv_dtype: opt.KvDtype = "auto",
     draft_vocab: opt.DraftVocab = None,
     adaptive_depth: opt.AdaptiveDepth = False,
+    engine_name: opt.EngineName = "graph",
     conversation_bytes: opt.ConversationBytes = None,
 ) -> int:
     """Serve a model to OpenAI's and Anthropic's clients on one port.
@@ -138,6 +139,7 @@ def serve(
         draft_vocab,
         adaptive_depth,
         conversation_bytes,
+        engine=engine_name,
     )
 
     from bytebound.server.settings import ServerSettings, check_access

@@ -51,6 +51,7 @@ _PLAN_ROWS = {
     "verify_rows": "rows under verification",
     "scratch": "scratch",
     "draft_head": "head of the draft vocabulary",
+    "stream": "weight stream",
     "snapshots": "kept states",
     "loading": "more while loading",
     "graphs": "recorded passes",
@@ -104,6 +105,7 @@ def _lines(report: dict[str, Any]) -> Iterable[tuple[str, str]]:
         yield "folder", report["folder"]
         yield from _weight_lines(weights)
     yield "backend", _backend(report["backend"], random=weights["random"])
+    yield "engine", _engine(report["engine"])
     yield "MTP head", _yes(weights["mtp"])
     yield "tokenizer", _yes(text["tokenizer"])
     yield "chat template", _yes(text["chat_template"])
@@ -145,6 +147,17 @@ def _backend(backend: dict[str, Any], *, random: bool) -> str:
     if reason is None:
         return str(name)
     return f"{'none' if random else name}, not cuda: {reason}"
+
+
+def _engine(engine: dict[str, Any]) -> str:
+    name, reason = engine["name"], engine["why_not_stream"]
+    if name is None:
+        return f"neither graph nor stream: {reason}"
+    return (
+        f"{name}, not graph: it was asked for"
+        if reason is None
+        else f"{name}, not stream: {reason}"
+    )
 
 
 def _sampling(generation: dict[str, Any]) -> str:

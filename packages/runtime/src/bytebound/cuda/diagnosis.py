@@ -6,7 +6,7 @@ import torch
 
 from bytebound.cuda.executor import CudaExecutor
 from bytebound.cuda.pairing import values_of
-from bytebound.cuda.taps import matrix_at, tapped
+from bytebound.cuda.taps import matrix_at, tapping
 from bytebound.cuda.weights import AttentionWeights, GatedDeltaWeights, ModelWeights
 from bytebound.diagnosis import FiniteWatch, in_words
 from bytebound.taps import PARTS, Place
@@ -14,14 +14,11 @@ from bytebound.taps import PARTS, Place
 
 @torch.inference_mode()
 def explain_non_finite(executor: CudaExecutor, ids: Sequence[int]) -> str:
-    """See ``bytebound.diagnosis.explain_non_finite``. Passes run op by op, not as recordings."""
+    """See ``bytebound.diagnosis.explain_non_finite``. Passes run op by op."""
     watch = FiniteWatch(executor, ids)
     weights = executor.weights
-    executor.weights = tapped(weights, lambda one: watch.look(one.place, one.x, one.out))
-    try:
+    with tapping(executor, lambda one: watch.look(one.place, one.x, one.out)):
         return in_words(watch, weights.embed_tokens, lambda place: _weights_of(weights, place))
-    finally:
-        executor.weights = weights
 
 
 def _weights_of(weights: ModelWeights, place: Place) -> dict[str, torch.Tensor]:

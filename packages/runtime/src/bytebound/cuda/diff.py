@@ -17,7 +17,7 @@ import torch
 from bytebound.comparison import TAIL, check_rows, positions_needed
 from bytebound.cuda.executor import CudaExecutor
 from bytebound.cuda.state import KvCache
-from bytebound.cuda.taps import tapped
+from bytebound.cuda.taps import tapping
 from bytebound.errors import InvalidSettingError
 from bytebound.reference.executor import ReferenceExecutor
 from bytebound.reference.rows import Rows
@@ -163,17 +163,13 @@ class _Pair:
         run_cuda: Callable[[list[int]], object],
         run_reference: Callable[[list[int]], object],
     ) -> None:
-        weights = self.executor.weights
         kept: dict[Place, Product] = {}
 
         def keep(one: Product) -> None:
             kept[one.place] = Product(one.place, one.x.clone(), one.residual, one.out.clone())
 
-        self.executor.weights = tapped(weights, keep)
-        try:
+        with tapping(self.executor, keep):
             run_cuda(ids)
-        finally:
-            self.executor.weights = weights
         comparison = _Comparison(self, kept, rows)
         with AtProducts(self.reference.weights, comparison.at_product):
             run_reference(ids)

@@ -10,6 +10,7 @@ from bytebound.cuda.matrices import MATVEC_ROWS, UNPACK_ROWS, Workspaces
 from bytebound.cuda.prefill import Chunk
 from bytebound.cuda.state import MAX_ROWS, SequenceState, cache_positions
 from bytebound.cuda.step import Step, settle
+from bytebound.cuda.stream import StreamStep
 from bytebound.cuda.watchdog import Watchdog, limit_from_environment
 from bytebound.cuda.weights import ModelWeights, largest_packed
 from bytebound.errors import ContextOverflowError
@@ -25,8 +26,8 @@ SCORE_ROWS = 64  # of logits on the device at once: a megabyte each for a large 
 class CudaExecutor:
     """Implements ``bytebound.executor.Executor`` with the kernels of bytebound-kernels.
 
-    ``verify`` launches op by op; ``cycle.py`` has the same pass in recordings. All work goes to the
-    current stream.
+    ``verify`` launches op by op, or with ``engine="stream"`` as the weight stream; ``cycle.py`` has
+    the same pass in recordings. All work goes to the current stream.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class CudaExecutor:
         kv_dtype: torch.dtype | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
         prefill_floor: int = PREFILL_FLOOR,
+        engine: str = "graph",
     ) -> None:
         self.weights = weights
         self.config = config
@@ -51,7 +53,7 @@ class CudaExecutor:
         kind = kv_dtype or weights.dtype
         self.state = SequenceState.empty(config, max_len, weights.dtype, kind, self.device)
         self.snapshot_bytes = self.state.kept_bytes + config.hidden_size * weights.dtype.itemsize
-        self.step = Step(
+        self.op_by_op = Step(
             config,
             Buffers.empty(config, weights.dtype, self.device),
             Workspaces.empty(
@@ -65,6 +67,9 @@ class CudaExecutor:
             inverse_frequencies(config, self.device),
             self.state.position,
         )
+        self.step = self.op_by_op
+        if engine == "stream":
+            self.step = StreamStep.over(self.op_by_op, weights, self.state)
         self.watchdog = Watchdog(limit_from_environment())
         self._done = torch.cuda.Event() if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._position = 0

@@ -22,6 +22,7 @@ from bytebound.cuda.packed_cache import PackedCache, Weights
 from bytebound.cuda.packed_file import PackedFile
 from bytebound.cuda.random_weights import random_weights
 from bytebound.cuda.shapes import check_shape
+from bytebound.cuda.stream_limits import check_stream
 from bytebound.cuda.weights import ModelWeights, model_weights
 from bytebound.drafts.base import Draft
 from bytebound.memory import MemoryPlan
@@ -73,6 +74,7 @@ def load_cuda(
     use_packed_cache: bool = True,
     device: torch.device | None = None,
     snapshot_bytes: int | None = None,
+    engine: str = "graph",
     on_progress: Progress | None = None,
 ) -> CudaParts:
     """Check shape and memory, load the weights, compile what prompts need.
@@ -81,7 +83,8 @@ def load_cuda(
     ``dtype`` and ``kv_dtype`` as ``activations_dtype`` and ``check_cuda_kv_dtype`` take them.
     ``num_draft_tokens`` is 0 without drafts; ``by_mtp``: they come from the MTP head. A folder with
     4-bit matrices is kept in the kernels' form beside it, if ``use_packed_cache``, and read from
-    there the next time. ``device`` None is PyTorch's current GPU.
+    there the next time. ``device`` None is PyTorch's current GPU. ``engine`` "stream" is refused
+    where it cannot run, before a weight is read.
     """
     check_shape(config)
     device = device or torch.device("cuda", torch.cuda.current_device())
@@ -111,7 +114,10 @@ def load_cuda(
         num_draft_tokens=num_draft_tokens,
         by_mtp=by_mtp,
         snapshot_bytes=snapshot_bytes,
+        engine=engine,
     )
+    if engine == "stream":
+        check_stream(config, memory.decoder_matrices(), activations, device)
     available = allocatable_bytes(device) + memory.card.context_bytes
     plan = memory.check_fits(available, max_len)
     read_gb_s = read_bandwidth_gb_s(LOAD_BUFFER_BYTES)
@@ -134,7 +140,7 @@ def load_cuda(
             ids = draft_ids.to(device)
             weights = replace(weights, mtp=replace(weights.mtp, draft_head=head, draft_ids=ids))
     torch.cuda.empty_cache()  # what the stored form took until it was packed
-    executor = CudaExecutor(weights, config, max_len=max_len, kv_dtype=kind)
+    executor = CudaExecutor(weights, config, max_len=max_len, kv_dtype=kind, engine=engine)
     executor.warm_up()
     workspaces = executor.step.workspaces
     return CudaParts(

@@ -19,10 +19,10 @@ from bytebound.bandwidth import LOAD_BUFFER_BYTES
 from bytebound.checkpoint import read_headers
 from bytebound.config import ModelConfig
 from bytebound.cuda import fusion
-from bytebound.cuda.assembly import GROUP
 from bytebound.cuda.executor import PREFILL_CHUNK
-from bytebound.cuda.fusion import Fusion
+from bytebound.cuda.held import BYTES, Held, held
 from bytebound.cuda.state import MAX_ROWS, cache_positions
+from bytebound.cuda.stream import row_bytes
 from bytebound.memory import (
     FLOAT32_BYTES,
     MemoryPlan,
@@ -49,7 +49,6 @@ from bytebound.vram import (
     outside_bytes,
 )
 
-BYTES = 2  # of an activation, of a weight that is not packed, of a key or value in 16 bits
 TOP_LOGPROBS = 20
 FLOAT64_BYTES = 8
 GRAPH_NODE_BYTES = 8 << 10  # device memory of one recorded kernel: an estimate
@@ -66,13 +65,14 @@ class Card:
 
     product_bytes: int  # workspaces of the matrix products
     context_bytes: int  # outside PyTorch's allocator
+    stream_bytes: int = 0  # workspace of the weight stream
 
     @classmethod
     def of(cls, device: torch.device) -> "Card":
         """Ask a device."""
         index = device.index or 0
         product = bk.matvec_workspace_bytes(index) + bk.w4_matmul_workspace_bytes(index)
-        return cls(product, outside_bytes(device))
+        return cls(product, outside_bytes(device), bk.weight_stream_workspace_bytes(index))
 
     @classmethod
     def nominal(cls) -> "Card":
@@ -122,6 +122,7 @@ class CudaMemory:
     num_draft_tokens: int = 0
     by_mtp: bool = True  # whether the MTP head drafts, where there is one; its weights are held
     snapshot_bytes: int | None = None  # None: the default of ``snapshot_budget``
+    engine: str = "graph"
 
     def plan(self, max_len: int) -> MemoryPlan:
         """Bytes held at most with a context of ``max_len``.
@@ -133,7 +134,7 @@ class CudaMemory:
         config, stored = self.config, self.stored
         check_context(config, max_len)
         matrices = self._matrices()
-        decoder = [one for one in matrices if not one.name.startswith(names.MTP_PREFIX)]
+        decoder = self.decoder_matrices()
         mtp = [one for one in matrices if one.name.startswith(names.MTP_PREFIX)]
         small = [size for name, size in self._vectors() if not name.startswith(names.MTP_PREFIX)]
         small_mtp = [size for name, size in self._vectors() if name.startswith(names.MTP_PREFIX)]
@@ -158,6 +159,7 @@ class CudaMemory:
             verify_rows=kept,
             scratch=scratch,
             draft_head=self._draft_head(matrices),
+            stream=self._stream(),
             snapshots=snapshot_budget(self.snapshot_bytes, snapshot),
             loading=max(0, self._transient(matrices) - later),
             graphs=self._graphs(),
@@ -187,9 +189,13 @@ class CudaMemory:
         """Where fp8 begins, the cache is half as large again."""
         return (FP8_KV_ABOVE,) if self.kv_dtype == "auto" else ()
 
+    def decoder_matrices(self) -> list[Held]:
+        """All but those of the MTP head; the output head is one unless it is tied."""
+        return [one for one in self._matrices() if not one.name.startswith(names.MTP_PREFIX)]
+
     def bytes_per_token(self, kv_dtype: torch.dtype) -> float:
         """Bytes that a plain decode step moves at 1,024 cached positions."""
-        decoder = [one for one in self._matrices() if not one.name.startswith(names.MTP_PREFIX)]
+        decoder = self.decoder_matrices()
         elements = sum(one.elements for one in decoder)
         bits = 8 * sum(one.num_bytes for one in decoder) / elements if elements else 8.0 * BYTES
         return byte_budget(
@@ -203,10 +209,10 @@ class CudaMemory:
     def _drafts_by_mtp(self) -> bool:
         return self.by_mtp and self.stored.with_mtp
 
-    def _matrices(self) -> list["_Held"]:
+    def _matrices(self) -> list[Held]:
         stored = self.stored
         plan = fusion.plan(self.config, stored.prefix, with_mtp=stored.with_mtp)
-        return [_held(one, stored.shapes, stored.packed) for one in plan]
+        return [held(one, stored.shapes, stored.packed) for one in plan]
 
     def _vectors(self) -> Iterator[tuple[str, int]]:
         """Everything that is no matrix: the convolution in 16 bits, the rest in 32."""
@@ -232,7 +238,13 @@ class CudaMemory:
         width = 2 * config.conv_channels + config.value_dim + 4 * config.linear_num_value_heads
         return config.num_linear_layers * MAX_ROWS * width * BYTES
 
-    def _draft_head(self, matrices: list["_Held"]) -> int:
+    def _stream(self) -> int:
+        """What the rows of a pass hand over in a weight stream, and its workspace."""
+        if self.engine != "stream":
+            return 0
+        return taken(MAX_ROWS * row_bytes(self.config)) + taken(self.card.stream_bytes)
+
+    def _draft_head(self, matrices: list[Held]) -> int:
         if not self.draft_ids:
             return 0
         config = self.config
@@ -251,13 +263,13 @@ class CudaMemory:
         turns = 2 * (guesses + 1)
         return turns * layers * NODES_OF_A_LAYER * GRAPH_NODE_BYTES
 
-    def _transient(self, matrices: list["_Held"]) -> int:
+    def _transient(self, matrices: list[Held]) -> int:
         """What lies beside the largest matrix while it is packed: its stored form."""
         if self.stored.in_one_piece:
             return 0
         return max((taken(one.num_bytes) for one in matrices if one.packed), default=0)
 
-    def _scratch(self, max_len: int, matrices: list["_Held"]) -> int:
+    def _scratch(self, max_len: int, matrices: list[Held]) -> int:
         config = self.config
         heads, vocab = config.num_attention_heads, config.vocab_size
         unpacked = max(
@@ -355,35 +367,3 @@ def _kv_element_bytes(config: ModelConfig, kv_dtype: torch.dtype) -> float:
     """Bytes of one key or value, its share of a scale included."""
     scale = FLOAT32_BYTES / config.head_dim if kv_dtype.itemsize == 1 else 0.0
     return kv_dtype.itemsize + scale
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """One matrix on the GPU."""
-
-    name: str
-    elements: int
-    num_bytes: float
-    packed: bool
-    asymmetric: bool = False
-
-
-def _held(
-    one: Fusion, shapes: Mapping[str, Shape], packed: Mapping[str, PackedMatrix] | None
-) -> _Held:
-    rows, columns = sum(shapes[name][0] for name in one.members), shapes[one.members[0]][1]
-    schemes = [
-        None if packed is None else packed[name].scheme
-        for name in one.members
-        if packed is None or name in packed
-    ]
-    odd = [each for each in schemes if each and (each.group_size != GROUP or each.reordered)]
-    whole = len(schemes) == len(one.members) and not odd and columns % GROUP == 0
-    if one.form == "dense" or not whole:
-        return _Held(one.name, rows * columns, rows * columns * BYTES, packed=False)
-    gated = one.form == "gated"
-    asymmetric = any(each is not None and not each.symmetric for each in schemes)
-    num_bytes = bk.w4_packed_bytes(
-        rows // 2 if gated else rows, columns, asymmetric=asymmetric, interleaved=gated
-    )
-    return _Held(one.name, rows * columns, num_bytes, packed=True, asymmetric=asymmetric)

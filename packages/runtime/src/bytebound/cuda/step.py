@@ -79,10 +79,15 @@ class Step:
         self, x: torch.Tensor, y: torch.Tensor, weights: AttentionWeights, kv: KvCache
     ) -> None:
         rows = x.shape[0]
-        qkv, out = self.buffers.qkv[:rows], self.buffers.attended[:rows]
-        weights.qkv.matvec(y, qkv, self.workspaces)
-        bk.attention_decode(
-            *split_qkv(qkv, self.config),
+        weights.qkv.matvec(y, self.buffers.qkv[:rows], self.workspaces)
+        out = self.attend(weights, kv, rows)
+        weights.o_proj.matvec(out, x, self.workspaces, residual=x)
+
+    def attend(self, weights: AttentionWeights, kv: KvCache, rows: int) -> torch.Tensor:
+        """Rows in ``buffers.qkv`` to the cache, and what they find there, [R, NQ * DH]."""
+        out = self.buffers.attended[:rows]
+        return bk.attention_decode(
+            *split_qkv(self.buffers.qkv[:rows], self.config),
             weights.q_norm,
             weights.k_norm,
             self.inv_freq,
@@ -95,7 +100,6 @@ class Step:
             v_scale=kv.v_scale,
             eps=self.config.rms_norm_eps,
         )
-        weights.o_proj.matvec(out, x, self.workspaces, residual=x)
 
     def _gated_delta_net(
         self,

@@ -1,10 +1,13 @@
 """Shows the products of a pass of the CUDA backend to somebody, without a hook in the pass."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 
+from bytebound.cuda.executor import CudaExecutor
 from bytebound.cuda.matrices import Matrix, Workspaces
 from bytebound.cuda.weights import ModelWeights
 from bytebound.taps import HEAD, Place, Product, Tap
@@ -71,6 +74,19 @@ class TappedMatrix:
         elif scale != 1:
             x = x.float() * scale
         self.tap(Product(self.place, x, before, out))
+
+
+@contextmanager
+def tapping(executor: CudaExecutor, tap: Tap) -> Iterator[None]:
+    """Show the products of every pass of ``executor`` to ``tap`` until the block ends."""
+    weights, step = executor.weights, executor.step
+    executor.weights = tapped(weights, tap)
+    # A weight stream reads the packed matrices themselves, so that there is nothing to tap.
+    executor.step = executor.op_by_op
+    try:
+        yield
+    finally:
+        executor.weights, executor.step = weights, step
 
 
 def tapped(weights: ModelWeights, tap: Tap) -> ModelWeights:
