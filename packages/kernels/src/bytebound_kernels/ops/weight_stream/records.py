@@ -86,7 +86,7 @@ class StreamGatedDelta(NamedTuple):
     """The rows of this pass through a Gated DeltaNet layer, as ``gdn_step`` verifies them.
 
     State and window stay as they are. The state has taken in the accepted pending rows already, by
-    the ``StreamReplay`` of this step, here or in an earlier launch. The window has not: ``gdn_keep``
+    the ``StreamReplay`` of this step, here or in an earlier launch. Not so the window: ``gdn_keep``
     moves it on, behind all the launches of a pass.
 
     Attributes:
