@@ -146,6 +146,36 @@ def test_a_stop_string_ends_the_answer_and_not_the_thinking(tokenizer: Tokenizer
     assert whole.usage.completion_tokens < full
 
 
+@pytest.mark.parametrize("per_step", [1, 4, 100])
+def test_tokens_behind_a_stop_string_are_not_counted(tokenizer: Tokenizer, per_step: int) -> None:
+    """A pass with drafts may give more than the reply takes."""
+    before, behind = "the quick fo", "x jumps over the lazy dog"
+    thought = "fox one</think>\n\n"
+    ids = tokenizer.encode(thought + before + behind, parse_control=True)
+    count = next(n for n in range(len(ids)) if tokenizer.decode(ids[:n]).count("fox") == 2)
+    asked: dict[str, Any] = {"model": MODEL, "messages": ASK, "stop": "fox", "logprobs": True}
+    with served(script(tokenizer, thought + before + behind, per_step=per_step)) as found:
+        whole = found.openai.chat.completions.create(**asked)
+        options = {"include_usage": True}
+        chunks = list(
+            found.openai.chat.completions.create(**asked, stream=True, stream_options=options)
+        )
+        message = found.anthropic.messages.create(
+            model=MODEL,
+            messages=ASK,
+            max_tokens=300,
+            stop_sequences=["fox"],
+            thinking={"type": "adaptive"},
+        )
+    assert whole.usage is not None and chunks[-1].usage is not None
+    assert whole.choices[0].logprobs is not None and whole.choices[0].logprobs.content is not None
+    named = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices]
+    assert whole.usage.completion_tokens == count < len(ids)
+    assert chunks[-1].usage.completion_tokens == message.usage.output_tokens == count
+    assert len(whole.choices[0].logprobs.content) == count
+    assert sum(len(part.content or ()) for part in named if part is not None) == count
+
+
 def test_logprobs_name_every_token_of_the_answer(plain: Served, tokenizer: Tokenizer) -> None:
     asked: dict[str, Any] = {
         "model": MODEL,

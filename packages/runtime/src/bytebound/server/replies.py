@@ -24,6 +24,10 @@ class Splitter(Protocol):
     def matched_stop(self) -> str | None:
         """The stop string that ended the text; nothing comes after it."""
 
+    @property
+    def surplus(self) -> int:
+        """Ids of the last step behind the one that completed it."""
+
     def push(self, token_ids: Sequence[int], text_delta: str) -> list[Piece]:
         """Take one step; return what it completes."""
 
@@ -35,6 +39,7 @@ class PlainSplitter:
     """Takes everything for text, as completions do; their stop strings are the engine's affair."""
 
     matched_stop: str | None = None
+    surplus = 0
 
     def push(self, token_ids: Sequence[int], text_delta: str) -> list[Piece]:
         """Return the text of one step."""

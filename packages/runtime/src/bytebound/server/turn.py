@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bytebound.budgeted_stream import stream_with_budget
@@ -36,7 +36,6 @@ class Turn:
         self.job = job
         self.prompt = prompt
         self.params = params
-        self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.matched_stop: str | None = None
         self.stats: GenerationStats | None = None
@@ -50,9 +49,9 @@ class Turn:
         results = self.job.results()
         try:
             async for event in results:
-                self.token_ids += event.token_ids
-                self.stats = event.stats or self.stats
                 pieces = self._split.push(event.token_ids, event.text_delta)
+                event = _without_last(event, self._split.surplus)
+                self.stats = event.stats or self.stats
                 self.matched_stop = self._split.matched_stop
                 self.finish_reason = "stop" if self.matched_stop else event.finish_reason
                 if self.finish_reason is not None:
@@ -91,6 +90,21 @@ class Turn:
                 "seed": params.seed,
             },
         }
+
+
+def _without_last(event: StreamEvent, count: int) -> StreamEvent:
+    """The event without its last ``count`` tokens, which are no part of the reply."""
+    if count == 0:
+        return event
+    logprobs, stats = event.logprobs, event.stats
+    if stats is not None:
+        stats = replace(stats, completion_tokens=stats.completion_tokens - count)
+    return replace(
+        event,
+        token_ids=event.token_ids[:-count],
+        logprobs=None if logprobs is None else logprobs[:-count],
+        stats=stats,
+    )
 
 
 def make_params(

@@ -83,6 +83,8 @@ class ReplySplitter:
         self._call: tool_calls.ToolCallReader | None = None
         self._calls = 0
         self._stops = StopStrings(stop)
+        self.surplus = 0
+        """Ids of the last ``push`` behind the one that completed a stop string."""
 
     @property
     def matched_stop(self) -> str | None:
@@ -97,21 +99,37 @@ class ReplySplitter:
         Raises:
             ValueError: ``text_delta`` is not the text of the ids.
         """
-        for token_id in token_ids:
-            text = self._detokenizer.push([token_id])
-            self._seen += len(text)
-            tag = self._tag_of.get(token_id)
-            if tag is not None and text.endswith(tag):
-                self._tags.append(_Tag(tag, self._seen - len(tag), tag))
-            elif tag is not None and not text:
-                self._tags.append(_Tag(tag, self._seen, ""))
-        self._held += text_delta
+        self.surplus = 0
         pieces: list[Piece] = []
+        for count, token_id in enumerate(token_ids, start=1):
+            self._take_id(token_id)
+            # Each id's text by itself shows which one completes a stop string.
+            due = max(0, self._seen - self._passed - len(self._held))
+            self._held, text_delta = self._held + text_delta[:due], text_delta[due:]
+            self._advance(pieces)
+            if self.matched_stop is not None:
+                self.surplus = len(token_ids) - count
+                break
+        self._held += text_delta
+        self._advance(pieces)
+        return _joined(pieces)
+
+    def _take_id(self, token_id: int) -> None:
+        text = self._detokenizer.push([token_id])
+        self._seen += len(text)
+        tag = self._tag_of.get(token_id)
+        if tag is not None and text.endswith(tag):
+            self._tags.append(_Tag(tag, self._seen - len(tag), tag))
+        elif tag is not None and not text:
+            self._tags.append(_Tag(tag, self._seen, ""))
+
+    def _advance(self, pieces: list[Piece]) -> None:
+        """Deal with the text that is there, up to a tag whose text is not."""
         while self._tags:
             first = self._tags[0]
             self._feed(pieces, first.start - self._passed)
             if self._passed < first.start or len(self._held) < len(first.text):
-                return _joined(pieces)
+                return
             if not self._held.startswith(first.text):
                 raise ValueError(f"expected {first.text} in the text, got {self._held[:20]!r}")
             self._tags.popleft()
@@ -119,7 +137,6 @@ class ReplySplitter:
             self._passed += len(first.text)
             self._take_tag(pieces, first.name)
         self._feed(pieces, len(self._held))
-        return _joined(pieces)
 
     def finish(self, reason: str) -> list[Piece]:
         """The reply is over; ``reason`` is the engine's finish reason.
