@@ -3,10 +3,10 @@
     python bench/stream_timeline.py record --out FILE.npz [--model random:qwen3.5-27b] [--rows 1]
     python bench/stream_timeline.py draw FILE.npz --out FILE.svg
 
-``record`` needs a GPU: it runs the launch between the first two attention layers a few times and keeps
-the clock of the last one, as ``weight_stream(clock=...)`` writes it: for every op and block when its
-first warp began, had its input, was done with its items, and had handed over. ``draw`` needs
-matplotlib.
+``record`` needs a GPU: it runs the launch between the first two attention layers a few times and
+keeps the clock of the last one, as ``weight_stream(clock=...)`` writes it: for every op and block
+when its first warp began, had its input, was done with its items, and had handed over. ``draw``
+needs matplotlib.
 """
 
 import argparse
