@@ -117,7 +117,8 @@ def weight_stream_workspace_bytes(device: int = 0) -> int:
         CudaUnavailableError: no device is visible.
         InvalidArgumentError: there is no such device.
     """
-    return int(_native.weight_stream_workspace_bytes(device_info(OP, device).num_sms))
+    num_sms = device_info(OP, device).num_sms
+    return int(_native.weight_stream_workspace_bytes(num_sms))
 
 
 def weight_stream_slots(rows: int, d: int, *, asymmetric: bool, device: int = 0) -> int:
