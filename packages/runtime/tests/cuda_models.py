@@ -138,3 +138,25 @@ class WrongDraft:
 
     def propose(self, count: int, sampler: object) -> Proposal:
         return Proposal(tuple(self.choose.randrange(self.vocab) for _ in range(count)))
+
+
+class KnowingDraft(WrongDraft):
+    """Knows the answer, and errs after any number of guesses: every number of rows stands."""
+
+    name = "knowing"
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        super().__init__()
+        self.ids = ids
+
+    def begin(self, first_id: int) -> None:
+        super().begin(first_id)
+        self.length = 1
+
+    def observe(self, next_ids: Sequence[int], hidden: torch.Tensor | None) -> None:
+        self.length += len(next_ids)
+
+    def propose(self, count: int, sampler: object) -> Proposal:
+        right = self.ids[self.length :][: self.choose.randint(0, count)]
+        wrong = [self.choose.randrange(self.vocab) for _ in range(count - len(right))]
+        return Proposal((*right, *wrong))

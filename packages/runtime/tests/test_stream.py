@@ -21,11 +21,11 @@ from bytebound.cuda.executor import CudaExecutor
 from bytebound.cuda.pairing import reference_of
 from bytebound.cuda.random_weights import random_weights
 from bytebound.cuda.stream import Activations, StreamStep, row_bytes
-from bytebound.drafts import Draft, NgramDraft, Proposal
+from bytebound.drafts import Draft, NgramDraft
 from bytebound.prompt_reader import PromptReader
 
 from .checkpoints import random_checkpoint
-from .cuda_models import FOLDERS, REQUESTS, SHAPE, WrongDraft, mtp_draft, some_ids
+from .cuda_models import FOLDERS, REQUESTS, SHAPE, KnowingDraft, WrongDraft, mtp_draft, some_ids
 from .emulated_kernels import Kernels, emulate
 from .emulated_models import CPU, cuda_executor
 
@@ -168,28 +168,6 @@ def test_activations_have_places_of_their_own(tmp_path: Path) -> None:
 
 
 # Whole engines.
-
-
-class KnowingDraft(WrongDraft):
-    """Knows the answer, and errs after any number of guesses: every number of rows stands."""
-
-    name = "knowing"
-
-    def __init__(self, ids: Sequence[int]) -> None:
-        super().__init__()
-        self.ids = ids
-
-    def begin(self, first_id: int) -> None:
-        super().begin(first_id)
-        self.length = 1
-
-    def observe(self, next_ids: Sequence[int], hidden: torch.Tensor | None) -> None:
-        self.length += len(next_ids)
-
-    def propose(self, count: int, sampler: object) -> Proposal:
-        right = self.ids[self.length :][: self.choose.randint(0, count)]
-        wrong = [self.choose.randrange(self.vocab) for _ in range(count - len(right))]
-        return Proposal((*right, *wrong))
 
 
 def make_engine(executor: CudaExecutor, draft: str, count: int = 3, **reader: Any) -> Engine:

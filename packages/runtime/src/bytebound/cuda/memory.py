@@ -145,7 +145,8 @@ class CudaMemory:
         states = state_bytes(config, BYTES)
         windows = states - state_bytes(config, 0)
         kept, scratch = self._kept_rows(), self._scratch(max_len, matrices)
-        later = config.num_attention_layers * kv + mtp_kv + states + kept + scratch
+        stream = self._stream()
+        later = config.num_attention_layers * kv + mtp_kv + states + kept + scratch + stream
         snapshot = states + config.hidden_size * BYTES
         plan = MemoryPlan(
             max_len=max_len,
@@ -159,7 +160,7 @@ class CudaMemory:
             verify_rows=kept,
             scratch=scratch,
             draft_head=self._draft_head(matrices),
-            stream=self._stream(),
+            stream=stream,
             snapshots=snapshot_budget(self.snapshot_bytes, snapshot),
             loading=max(0, self._transient(matrices) - later),
             graphs=self._graphs(),
