@@ -156,10 +156,8 @@ def test_tokens_behind_a_stop_string_are_not_counted(tokenizer: Tokenizer, per_s
     asked: dict[str, Any] = {"model": MODEL, "messages": ASK, "stop": "fox", "logprobs": True}
     with served(script(tokenizer, thought + before + behind, per_step=per_step)) as found:
         whole = found.openai.chat.completions.create(**asked)
-        options = {"include_usage": True}
-        chunks = list(
-            found.openai.chat.completions.create(**asked, stream=True, stream_options=options)
-        )
+        asked["stream_options"] = {"include_usage": True}
+        chunks = list(found.openai.chat.completions.create(**asked, stream=True))
         message = found.anthropic.messages.create(
             model=MODEL,
             messages=ASK,
