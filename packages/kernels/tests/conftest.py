@@ -106,7 +106,18 @@ def fake_backend() -> FakeBackend:
 
 
 # Functions of the native module that launch nothing; besides those that tell a size.
-NO_LAUNCH = {"probe", "pointer_device", "l2_persist", "l2_persist_limits", "l2_persist_reset"}
+NO_LAUNCH = {
+    "probe",
+    "pointer_device",
+    "l2_persist",
+    "l2_persist_limits",
+    "l2_persist_reset",
+    "stream_gated_delta",
+    "stream_gates",
+    "stream_norm",
+    "stream_product",
+    "weight_stream_slots",
+}
 
 
 @pytest.fixture
@@ -129,4 +140,6 @@ def launches(monkeypatch: pytest.MonkeyPatch, pretend_cuda: None) -> dict[str, i
 
     for name in counts:
         monkeypatch.setattr(_native, name, stand_in(name), raising=False)
+    # Asks the driver how much shared memory there is.
+    monkeypatch.setattr(_native, "weight_stream_slots", lambda *_: 8, raising=False)
     return counts

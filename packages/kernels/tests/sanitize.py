@@ -28,6 +28,7 @@ from sanitize_dense_matvec import run_dense_matvec
 from sanitize_small_ops import run_small_ops
 from sanitize_w4_matmul import run_w4_matmul
 from sanitize_w4_matvec import run_w4_matvec
+from sanitize_weight_stream import run_gdn_keep, run_weight_stream
 
 WIDTHS = (1, 3, 8, 127, 256, 1000, 8200, 17408)
 PAIRS = (
@@ -194,10 +195,12 @@ RUNS: dict[str, Callable[[CupyBackend | TorchBackend], int]] = {
     "rms_norm": run_rms_norm,
     "rms_norm_project": run_rms_norm_project,
     "gdn_step": run_gdn_step,
+    "gdn_keep": run_gdn_keep,
     "attention_decode": run_attention_decode,
     "dense_matvec": run_dense_matvec,
     "w4_matvec": run_w4_matvec,
     "w4_matmul": run_w4_matmul,
+    "weight_stream": run_weight_stream,
     "small_ops": run_small_ops,
     "prefill": run_prefill,
 }

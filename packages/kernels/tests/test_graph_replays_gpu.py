@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from .gdn_cases import make, part  # noqa: E402
 from .graph_runs import Case, assert_runs_repeat  # noqa: E402
+from .stream_cases import Sizes, decoder  # noqa: E402
 
 BF16, F32, I32 = torch.bfloat16, torch.float32, torch.int32
 PREFILL_OPS = {"attention_prefill", "gdn_prefill"}
@@ -191,6 +192,24 @@ def gdn_step_that_commits():
     )
 
 
+@case("gdn_keep")
+def gdn_keep_case():
+    """One pass right after the other, of which more or fewer rows were accepted."""
+    inputs = random(5, 3, 514, dtype=BF16), random(5, 3, 6, seed=1, dtype=BF16)
+    state = {
+        "pending_qkv": random(8, 3, 514, seed=2, dtype=BF16),
+        "pending_gates": random(8, 3, 6, seed=3, dtype=BF16),
+        "windows": random(3, 514, 3, seed=4, dtype=BF16),
+    }
+    accepted = [ints(count) for count in (2, 0, 8, 1)]
+
+    def call():
+        for count in accepted:
+            bk.gdn_keep(*inputs, **state, num_accepted=count)
+
+    return Case(call, {}, state)
+
+
 @case("dense_matvec")
 def dense_matvec_case():
     x, weight = random(11, 320, dtype=BF16), random(1001, 320, seed=1, dtype=BF16)
@@ -259,6 +278,22 @@ def w4_matmul_case():
 def w4_unpack_case():
     weight, out = packed(77, 384), empty(77, 384, dtype=BF16)
     return Case(lambda: bk.w4_unpack(weight, out=out), {"out": out})
+
+
+@case("weight_stream")
+def weight_stream_case():
+    """Results are poisoned by the call: what is handed over has bits of its own to wait for."""
+    layers = decoder("cuda", Sizes(d=256, h=1, hv=3, f=384), num_layers=2, head=77)
+    program = bk.StreamProgram(layers.ops)
+    workspace = bytes_of(bk.weight_stream_workspace_bytes(), 0xFF)
+
+    def call():
+        layers.poison()
+        program.run(rows=5, workspace=workspace)
+
+    results = {f"result {i}": wide for i, wide in enumerate(layers.wide)}
+    state = {f"state {i}": delta.state.recurrent for i, delta in enumerate(layers.deltas)}
+    return Case(call, results, state, {"workspace": workspace})
 
 
 @case("embedding_gather")
