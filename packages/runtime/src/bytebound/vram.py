@@ -16,8 +16,8 @@ GIB = 1 << 30
 
 NOMINAL_CONTEXT_BYTES = 512 * MIB  # where there is no card to ask
 MAX_CONTEXT_BYTES = GIB  # what is beyond it belongs to other processes
-# Code that is loaded after the first look at the card: kernels, libraries. Counted on an H200, where
-# a process ended some 250 MiB above its first look, recordings included.
+# Code that is loaded after the first look at the card: kernels, libraries. On an H200 a process
+# ended some 250 MiB above its first look, recordings included.
 LATER_BYTES = 192 * MIB
 
 _UNITS = {
