@@ -63,7 +63,9 @@ GROUPS = (
         "attention_decode",
         "measure_attention_decode",
     ),
-    Group("small", "gather, argmax, sampling, acceptance", "small_ops", "measure_small_ops"),
+    Group(
+        "small", "gather, argmax, sampling, acceptance, windows", "small_ops", "measure_small_ops"
+    ),
     Group("prefill", "passes over many tokens (PyTorch, Triton)", "prefill", "measure_prefill"),
     Group("w4_matmul", "4-bit matrix times many rows", "w4_matmul", "measure_w4_matmul"),
 )

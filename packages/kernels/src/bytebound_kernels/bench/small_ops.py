@@ -1,4 +1,4 @@
-"""The ends of a decode step at the vocabulary of a 27B model: gather, argmax, sampling, logprobs.
+"""The small ops of a decode step at the shapes of a 27B model, most of them at its ends.
 
 Logits are as the step has them: written just before, so in the L2 where that is large enough. The
 launches of a sample take turns on a few buffers.
@@ -14,6 +14,7 @@ from bytebound_kernels.bench.memory import Backend, DeviceArray, device_array
 from bytebound_kernels.bench.report import Metric
 from bytebound_kernels.ops.argmax import argmax, argmax_workspace_bytes
 from bytebound_kernels.ops.embedding_gather import embedding_gather
+from bytebound_kernels.ops.gdn_keep import gdn_keep
 from bytebound_kernels.ops.logit_adjust import logit_adjust
 from bytebound_kernels.ops.logprobs import logprobs, logprobs_workspace_bytes
 from bytebound_kernels.ops.sample import sample, sample_workspace_bytes
@@ -24,6 +25,8 @@ __all__ = ["measure_small_ops"]
 _VOCAB = 248320
 _D = 5120
 _ROWS = 5  # of a speculative cycle
+_LAYERS, _CHANNELS, _GATES = 48, 10240, 96  # of the Gated DeltaNet layers
+_PENDING = 8  # rows that there is room for
 _BUFFERS = 4
 _LAUNCHES = 32
 _NUM_TOP = 5
@@ -72,6 +75,7 @@ def _timed(
     num_bytes: int,
     enqueue: Callable[[int, int], None],
     *,
+    n: int | None = None,
     launches: int = _LAUNCHES,
     l2: str = "warm",
 ) -> Metric:
@@ -88,7 +92,12 @@ def _timed(
         better="lower",
         samples=[s / launches * 1e6 for s in seconds],
         tol_pct=5.0,
-        case={"bytes": num_bytes, "n": _VOCAB, "launches_per_sample": launches, "l2": l2},
+        case={
+            "bytes": num_bytes,
+            "n": _VOCAB if n is None else n,
+            "launches_per_sample": launches,
+            "l2": l2,
+        },
     )
 
 
@@ -206,6 +215,31 @@ def _measure_accept(backend: Backend, samples: int, memory: _Memory) -> Metric:
     return _timed(backend, samples, f"speculative_accept.rows{_ROWS}", num_bytes, enqueue)
 
 
+def _measure_keep(backend: Backend, samples: int, memory: _Memory) -> Metric:
+    def rows(count: int, width: int) -> DeviceArray:
+        return memory.empty((count, _LAYERS, width), "bfloat16")
+
+    projected, gates = rows(_ROWS, _CHANNELS), rows(_ROWS, _GATES)
+    pending, pending_gates = rows(_PENDING, _CHANNELS), rows(_PENDING, _GATES)
+    windows = memory.empty((_LAYERS, _CHANNELS, 3), "bfloat16")
+    num_accepted = memory.ints([3])
+
+    def enqueue(_: int, stream: int) -> None:
+        gdn_keep(
+            projected,
+            gates,
+            pending_qkv=pending,
+            pending_gates=pending_gates,
+            windows=windows,
+            num_accepted=num_accepted,
+            stream=stream,
+        )
+
+    # Rows read and written, three accepted ones read, windows written: of two bytes.
+    num_bytes = 2 * _LAYERS * (2 * _ROWS * (_CHANNELS + _GATES) + (3 + 3) * _CHANNELS)
+    return _timed(backend, samples, f"gdn_keep.rows{_ROWS}", num_bytes, enqueue, n=_CHANNELS)
+
+
 def measure_small_ops(backend: Backend, device: DeviceInfo, samples: int) -> list[Metric]:
     """Time one call of each op, from a graph of many calls one after the other."""
     memory = _Memory(backend)
@@ -218,4 +252,5 @@ def measure_small_ops(backend: Backend, device: DeviceInfo, samples: int) -> lis
         _measure_adjust(backend, samples, memory),
         _measure_logprobs(backend, samples, memory),
         _measure_accept(backend, samples, memory),
+        _measure_keep(backend, samples, memory),
     ]
