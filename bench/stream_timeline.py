@@ -22,7 +22,6 @@ COLORS = {"waiting": "#d9d9d9", "items": "#4c78a8", "handing over": "#f58518", "
 
 def record(arguments: argparse.Namespace) -> None:
     """Run one launch of the stream and keep its clock, in microseconds from its first stamp."""
-    import bytebound_kernels as bk
     import torch
     from bytebound import Engine
     from bytebound.cuda.stream import StreamStep
@@ -33,32 +32,25 @@ def record(arguments: argparse.Namespace) -> None:
     step = engine.executor.step
     if not isinstance(step, StreamStep):
         raise SystemExit("error: this engine runs no weight stream")
-    segment = step.segments[1]
+    program = step.segments[1].program
+    before = 1 + engine.executor.config.layer_types.index("full_attention")
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    clock = torch.zeros(len(segment.ops), STAMPS, sms, dtype=torch.int64, device="cuda")
+    clock = torch.zeros(len(program.ops), STAMPS, sms, dtype=torch.int64, device="cuda")
     with torch.inference_mode():
         for _ in range(WARM_UPS):
             step.activations.arena[: arguments.rows].fill_(0xFF)
             # What the launch before hands over; the rest arrives as it runs.
-            step.activations.behind[: arguments.rows, : segment_start(step)].normal_()
-            bk.weight_stream(
-                segment.ops, rows=arguments.rows, workspace=step.workspace, clock=clock
-            )
+            step.activations.behind[: arguments.rows, :before].normal_()
+            program.run(rows=arguments.rows, workspace=step.workspace, clock=clock)
         torch.cuda.synchronize()
     stamps = clock.cpu().numpy().astype(np.float64) / 1e3
     began = stamps[0, 0].min()
     np.savez_compressed(
         arguments.out,
         stamps=np.where(stamps > 0, stamps - began, np.nan),
-        names=[name_of(op) for op in segment.ops],
+        names=[name_of(op) for op in program.ops],
         rows=arguments.rows,
     )
-
-
-def segment_start(step: object) -> int:
-    """Layers whose results lie before the second launch."""
-    attention = step.segments[0].attention  # type: ignore[attr-defined]
-    return int(attention)
 
 
 def name_of(op: object) -> str:

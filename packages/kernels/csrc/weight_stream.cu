@@ -283,7 +283,8 @@ void add_early(StreamTask& task, const StreamOp& op, int rows) {
     case StreamKind::kProduct:
       break;
     case StreamKind::kGates:
-      add_early(task, op.gates.weight, op.gates.n * op.gates.weight_row_stride * half);
+      add_early(task, op.gates.weight,
+                ((op.gates.n - 1) * op.gates.weight_row_stride + op.gates.d) * half);
       break;
     case StreamKind::kGatedDelta:
       break;  // the replay has read it
@@ -295,8 +296,11 @@ void add_early(StreamTask& task, const StreamOp& op, int rows) {
       add_early(task, d.conv_window, channels * kWindow * half);
       // As many rows wait as this pass has, most likely.
       const std::int64_t pending = std::min<std::int64_t>(rows, d.pending.rows);
-      add_early(task, d.pending.qkv, pending * d.pending.qkv_row_stride * half);
-      add_early(task, d.pending.a, pending * d.pending.a_row_stride * half);
+      if (pending > 0) {
+        const std::int64_t before = pending - 1;
+        add_early(task, d.pending.qkv, (before * d.pending.qkv_row_stride + channels) * half);
+        add_early(task, d.pending.a, (before * d.pending.a_row_stride + d.hv) * half);
+      }
       add_early(task, d.a_log, d.hv * std::int64_t{sizeof(float)});
       add_early(task, d.dt_bias, d.hv * std::int64_t{sizeof(float)});
       add_early(task, d.norm_weight, kGdnHeadDim * std::int64_t{sizeof(float)});

@@ -4,7 +4,9 @@ A recorded pass costs one launch, whatever it holds. It does what the eager pass
 since it is a recording of it.
 """
 
-from collections.abc import Callable, Hashable
+import gc
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -37,8 +39,28 @@ class Recordings:
     def _record(self, key: Hashable) -> torch.cuda.CUDAGraph:
         """Record the work; nothing of it is executed."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        with (
+            no_garbage_collection(),
+            torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ),
         ):
             self._work(key)
         return graph
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Collect garbage before, and none within.
+
+    A recording that is collected while another one is made gives its memory back, which the other
+    one does not survive.
+    """
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
