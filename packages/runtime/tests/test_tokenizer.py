@@ -1,5 +1,7 @@
 import json
 import shutil
+import threading
+import time
 
 import pytest
 from bytebound.errors import CheckpointError, InvalidRequestError
@@ -50,6 +52,26 @@ def test_a_tokenizer_with_code_of_its_own_is_refused(tmp_path, tokenizer_folder)
 def test_plain_text_encodes_as_usual(tokenizer, text):
     usual = tokenizer.hf(text, add_special_tokens=False)["input_ids"]
     assert tokenizer.encode(text) == usual
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tokenizer):
+    """A server's streams go on while it reads somebody's long prompt."""
+    turns, over = [], threading.Event()
+
+    def take_turns():
+        while not over.wait(0.001):
+            turns.append(time.perf_counter())
+
+    other = threading.Thread(target=take_turns)
+    other.start()
+    try:
+        begun = time.perf_counter()
+        assert len(tokenizer.encode("a b " * 200_000)) > 300_000
+        ended = time.perf_counter()
+    finally:
+        over.set()
+        other.join()
+    assert sum(begun < turn < ended for turn in turns) >= 5
 
 
 @pytest.mark.parametrize("token", CONTROL)

@@ -103,7 +103,9 @@ class Tokenizer:
             raise InvalidRequestError(f"text: got {type(text).__name__}, expected a string")
         _check_unicode("text", text)
         backend = self._backend if parse_control else self._plain
-        return list(backend.encode(text, add_special_tokens=False).ids)
+        # Unlike ``encode``, which keeps all other threads waiting, this computes no offsets either.
+        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=False)
+        return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of ``ids``; bytes that are no UTF-8 become U+FFFD."""
