@@ -1,5 +1,6 @@
 """Who is let in, how much is taken, and what is never written down."""
 
+import asyncio
 import json
 import logging
 import shutil
@@ -13,9 +14,11 @@ from bytebound import InvalidSettingError, TokenizerMissingError
 from bytebound.engine import Engine
 from bytebound.scripted import ScriptedExecutor
 from bytebound.server.app import build_app
+from bytebound.server.guard import Guard
 from bytebound.server.metrics import Metrics
 from bytebound.server.settings import ServerSettings, check_access, is_loopback
 from bytebound.text.tokenizer import Tokenizer, load_tokenizer
+from starlette.responses import Response
 
 from .server_runs import MODEL, Served, script, served
 
@@ -318,3 +321,26 @@ def test_a_template_is_compiled_before_the_server_is_ready(
     with served(script(tokenizer, "the quick")) as found:
         assert found.health()["status"] == "ready"
         assert len(rendered) == 1
+
+
+def test_a_request_that_a_shutdown_cancels_raises_nothing() -> None:
+    """The server above would log a traceback, with paths."""
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        raise AssertionError(message)
+
+    async def cancelled() -> None:
+        guard = Guard(endless, ServerSettings(model_name="m"), lambda path, failure: Response())
+        scope = {"type": "http", "path": "/", "headers": [(b"host", b"localhost")]}
+        task = asyncio.ensure_future(guard(scope, receive, send))  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await task
+
+    asyncio.run(cancelled())

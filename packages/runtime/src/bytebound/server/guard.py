@@ -3,6 +3,7 @@
 It stands before the application, so nothing of a refused request is parsed.
 """
 
+import asyncio
 import hmac
 from collections.abc import Callable
 
@@ -52,6 +53,8 @@ class Guard:
             return
         try:
             await self._app(scope, _replayed(body, receive), send)
+        except asyncio.CancelledError:
+            return  # a shutdown that waits no longer; the server above would log a traceback
         except Exception as error:  # answered by now; the server above would log all of it
             log_bug(error)
 
