@@ -83,6 +83,35 @@ def test_the_number_of_threads_comes_back() -> None:
         torch.set_num_threads(before)
 
 
+def test_a_thread_that_leaves_first_gets_its_number_back() -> None:
+    """It does not wait for another one, which restores nothing but its own setting."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    inside, leave = threading.Event(), threading.Event()
+    numbers: list[int] = []
+
+    def other() -> None:
+        with threads_for(10, rows=1):
+            inside.set()
+            leave.wait()
+        numbers.append(torch.get_num_threads())
+
+    try:
+        thread = threading.Thread(target=other)
+        with threads_for(10, rows=1):
+            torch.zeros(4).sum()  # this thread has a setting of its own
+            thread.start()
+            inside.wait()
+        assert torch.get_num_threads() == 2
+        leave.set()
+        thread.join()
+        assert numbers == [2]
+        assert torch.get_num_threads() == 2
+    finally:
+        leave.set()
+        torch.set_num_threads(before)
+
+
 def test_what_cannot_fit_is_refused_before_a_weight_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

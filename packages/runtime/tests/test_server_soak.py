@@ -236,6 +236,10 @@ def test_two_thousand_requests_leave_nothing_behind(tokenizer: Tokenizer) -> Non
         more_threads, more_files, more_memory = half(1 + CLIENTS)
         assert more_threads <= threads + 8  # the pool that renders grows to the most at once
         assert more_files <= files + 4
+        if more_memory - memory >= MOST_GROWTH:
+            # What an allocator takes once is no leak: that would take as much again.
+            memory = more_memory
+            _, _, more_memory = half(1 + 2 * CLIENTS)
         assert more_memory - memory < MOST_GROWTH
         facts = server.health()
         assert (facts["running"], facts["waiting"], facts["status"]) == (0, 0, "ready")
@@ -245,5 +249,6 @@ def test_two_thousand_requests_leave_nothing_behind(tokenizer: Tokenizer) -> Non
             metrics = http.get("/metrics").text
         assert 'status="500"' not in metrics and "in stream" not in metrics
     total = {name: sum(one[name] for one in found) for name in found[0]}
-    assert sum(total.values()) == REQUESTS
-    assert total["answered"] > REQUESTS / 2 and total["left"] > REQUESTS / 4
+    asked = len(found) * (REQUESTS // 2 // CLIENTS)
+    assert sum(total.values()) == asked
+    assert total["answered"] > asked / 2 and total["left"] > asked / 4

@@ -14,24 +14,31 @@ SMALL_PRODUCT = 64_000_000  # multiply-adds: about a millisecond of one core
 
 
 class _OneThread:
-    """Counts who wants one thread: the setting is the process's, so the last one restores it."""
+    """Counts who wants one thread.
+
+    Each thread has a setting of its own, but a new one starts with what was set last by any. So a
+    thread that leaves goes back to what held before the first one came, not to what it began with.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
         self._before = 1
+        self._own = threading.local()
 
     def enter(self) -> None:
         with self._lock:
             if self._users == 0:
                 self._before = torch.get_num_threads()
-                torch.set_num_threads(1)
             self._users += 1
+            self._own.depth = getattr(self._own, "depth", 0) + 1
+            torch.set_num_threads(1)
 
     def leave(self) -> None:
         with self._lock:
             self._users -= 1
-            if self._users == 0:
+            self._own.depth -= 1
+            if self._own.depth == 0:
                 torch.set_num_threads(self._before)
 
 
