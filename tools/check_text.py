@@ -26,7 +26,7 @@ MACHINE_PATH = re.compile(
     r"/(?:(?:work|home|root|tmp|Users|mnt/[a-z])(?:/|\b)|opt/(?!cuda\b|python\b)\S)"
 )
 """Not counted: where every installation of CUDA or of the build image puts its files."""
-BINARY_SUFFIXES = (".safetensors", ".png")
+BINARY_SUFFIXES = (".safetensors", ".npz", ".png")
 """Files that may hold NUL bytes; anywhere else one would hide a text from these rules."""
 EXEMPT = (
     "uv.lock",  # uv writes the index and every file's address into it
