@@ -112,6 +112,62 @@ def test_a_thread_that_leaves_first_gets_its_number_back() -> None:
         torch.set_num_threads(before)
 
 
+def test_a_thread_that_began_inside_gives_its_one_to_nobody() -> None:
+    """Born with 1, it enters first the next time; who enters beside it keeps its own number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    born, enter, inside, leave = (threading.Event() for _ in range(4))
+    numbers: list[int] = []
+
+    def other() -> None:
+        numbers.append(torch.get_num_threads())
+        born.set()
+        enter.wait()
+        with threads_for(10, rows=1):
+            inside.set()
+            leave.wait()
+        numbers.append(torch.get_num_threads())
+
+    thread = threading.Thread(target=other)
+    try:
+        with threads_for(10, rows=1):
+            thread.start()
+            born.wait()
+        enter.set()
+        inside.wait()
+        with threads_for(10, rows=1):
+            assert torch.get_num_threads() == 1
+            leave.set()
+            thread.join()
+        assert torch.get_num_threads() == 2
+        assert numbers == [1, 2]
+    finally:
+        for event in (enter, leave):
+            event.set()
+        torch.set_num_threads(before)
+
+
+def test_one_thread_that_was_asked_for_stays() -> None:
+    """A process told to use one CPU thread is not given more, in an old thread or a new one."""
+    before = torch.get_num_threads()
+    numbers: list[int] = []
+
+    def run() -> None:
+        with threads_for(10, rows=1):
+            pass
+        numbers.append(torch.get_num_threads())
+
+    torch.set_num_threads(1)
+    try:
+        run()
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        assert numbers == [1, 1]
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_what_cannot_fit_is_refused_before_a_weight_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
