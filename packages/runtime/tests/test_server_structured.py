@@ -230,11 +230,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"response_format": "json"}, "response_format"),
     ({"response_format": {"type": "json_object"}, "min_tokens": 3}, "min_tokens"),
     ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
-    (
-        {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
-        "strict",
-    ),
-    ({"response_format": form(SCHEMA), "tool_choice": "required", "tools": TOOLS}, "tool_choice"),
+    ({"response_format": form(SCHEMA), "tool_choice": "required"}, "tool_choice: demands"),
 ]
 
 
@@ -352,7 +348,7 @@ class TestAnthropic:
                 },
                 "output_format",
             ),
-            ({"tools": [{"name": "f", "input_schema": {}, "strict": True}]}, "strict"),
+            ({"tool_choice": {"type": "any"}}, "tool_choice: demands"),
         ],
     )
     def test_what_is_refused_is_named(

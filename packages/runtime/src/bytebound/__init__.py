@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         UnsupportedShapeError,
     )
-    from bytebound.grammar import Grammar
+    from bytebound.grammar import Grammar, ToolForm
     from bytebound.results import GenerationResult, GenerationStats, StreamEvent, TokenLogprob
     from bytebound.sampling import SamplingParams
 
@@ -51,6 +51,7 @@ __all__ = [
     "StreamEvent",
     "TokenLogprob",
     "TokenizerMissingError",
+    "ToolForm",
     "UnsupportedModelError",
     "UnsupportedShapeError",
     "__version__",

@@ -56,16 +56,18 @@ class GrammarCompiler:
         with self._lock:
             matcher = self._compiled(grammar).deep_copy()
         phase = self._tags.phase_behind(self._tokenizer, prompt)
-        calls = bool(grammar.calls) and self._tags.call_close is not None
+        calls = grammar.calls is not None and self._tags.call_close is not None
         return Constraint(matcher, self._vocab_size, end_ids, self._tags, phase, calls=calls)
 
     def _compiled(self, grammar: Grammar) -> LLMatcher:
-        if grammar.calls:
-            self._compiled(replace(grammar, calls=()))  # the schema has an answer of its own
+        if grammar.calls is not None and grammar.schema is not None:
+            self._compiled(replace(grammar, calls=None))  # the schema has an answer of its own
         rules = grammar.rules(self._tags.call_open, self._tags.call_close)
         matcher = self._kept.pop(rules, None)
         if matcher is None:
-            matcher = self._compile(rules)
+            for name, part in grammar.calls.parts if grammar.calls is not None else ():
+                self._compile(part, f"tools: {name}", lead="")
+            matcher = self._compile(rules, "tools" if grammar.schema is None else "schema")
         self._kept[rules] = matcher
         while len(self._kept) > 1 and (
             len(self._kept) > MOST_KEPT or sum(map(len, self._kept)) > MOST_KEPT_CHARS
@@ -73,7 +75,7 @@ class GrammarCompiler:
             self._kept.popitem(last=False)
         return matcher
 
-    def _compile(self, rules: str) -> LLMatcher:
+    def _compile(self, rules: str, what: str = "schema", lead: str = LONGEST_LEAD) -> LLMatcher:
         if self._vocabulary is None:
             self._vocabulary = self._read_vocabulary()
         limits = LLParserLimits(
@@ -82,10 +84,10 @@ class GrammarCompiler:
         source = LLMatcher.grammar_from_lark(rules)
         matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
         # Behind the white space that may lead, a value must begin.
-        start, lead = matcher.deep_copy(), self._tokenizer.encode(LONGEST_LEAD)
-        begins = start.consume_tokens(lead) and any(start.compute_bitmask())
+        start = matcher.deep_copy()
+        begins = start.consume_tokens(self._tokenizer.encode(lead)) and any(start.compute_bitmask())
         if not begins or start.is_error():
-            raise InvalidRequestError(f"schema: {_reason(start.get_error())}")
+            raise InvalidRequestError(f"{what}: {_reason(start.get_error())}")
         return matcher
 
     def _read_vocabulary(self) -> LLTokenizer:

@@ -24,7 +24,7 @@ class Resolver:
                 return {}
             if "$ref" not in schema:
                 return schema
-            schema = self._target(schema["$ref"])
+            schema = self.target(schema["$ref"])
         return {}
 
     def is_circular(self, reference: Any) -> bool:
@@ -32,11 +32,12 @@ class Resolver:
         seen = list[Any]()
         while isinstance(reference, str) and reference not in seen:
             seen.append(reference)
-            target = self._target(reference)
+            target = self.target(reference)
             reference = target.get("$ref") if isinstance(target, Mapping) else None
         return reference is not None and reference in seen
 
-    def _target(self, reference: Any) -> Any:
+    def target(self, reference: Any) -> Any:
+        """What stands at the place that a reference names; None where there is nothing."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
         found: Any = self._root

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from bytebound.grammar import ToolForm
 from bytebound.server.fields import MOST_STOPS, Body, StopString
-from bytebound.server.formats import OutputFormat
+from bytebound.server.formats import OutputFormat, ToolUse
 from bytebound.server.openai_bodies import LARGEST
 
 
@@ -33,7 +34,7 @@ class AnthropicTool(BaseModel):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
     description: str | None = None
     input_schema: dict[str, Any]
-    strict: Literal[False] | None = None  # calls are not held to their schema
+    strict: bool | None = Field(None, strict=True)
 
     def for_template(self) -> dict[str, Any]:
         """The tool in the form that chat templates know, which is OpenAI's."""
@@ -44,12 +45,17 @@ class AnthropicTool(BaseModel):
         }
         return {"type": "function", "function": function}
 
+    def form(self) -> ToolForm:
+        """What calls of it look like."""
+        return ToolForm(self.name, self.input_schema, bool(self.strict))
+
 
 class ToolChoice(BaseModel):
-    """Whether calls are allowed; they cannot be enforced."""
+    """Whether a call may or must be made, of any tool or of one, and whether there may be more."""
 
-    type: Literal["auto", "none"]
-    disable_parallel_tool_use: Literal[False] | None = None
+    type: Literal["auto", "none", "any", "tool"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = Field(None, strict=True)
 
 
 class OutputConfig(BaseModel):
@@ -80,6 +86,8 @@ class CountBody(Body):
             raise ValueError("output_format: got output_config.format too; give one of them")
         if unknown.get("mcp_servers"):
             raise ValueError("mcp_servers: this server calls no other; leave it out")
+        if self.tool_use().demanded and not self.tool_use().tools:
+            raise ValueError("tool_choice: demands a call of a tool that is not in tools; add it")
         return self
 
     @field_validator("messages")
@@ -93,6 +101,17 @@ class CountBody(Body):
         """The tools that the model is told of."""
         unwanted = self.tool_choice is not None and self.tool_choice.type == "none"
         return [] if unwanted else self.tools or []
+
+    def tool_use(self) -> ToolUse:
+        """Which calls there may be."""
+        forms = tuple(tool.form() for tool in self.offered())
+        choice = self.tool_choice
+        if choice is None:
+            return ToolUse(forms)
+        if choice.type == "tool":
+            forms = tuple(form for form in forms if form.name == choice.name)
+        demanded = choice.type in ("any", "tool")
+        return ToolUse(forms, demanded, several=not choice.disable_parallel_tool_use)
 
     def ignored(self) -> list[str]:
         """Fields that were given and have no effect."""

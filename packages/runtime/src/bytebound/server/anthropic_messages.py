@@ -65,7 +65,7 @@ async def _admit(service: Service, body: MessagesBody) -> Turn:
     # Stop strings end the answer alone, so the splitter looks for them, and not the engine.
     chosen = make_params(engine, settings, body.sampling(), room)
     schemas = {tool.name: tool.input_schema for tool in body.offered()}
-    grammar = await requested_grammar(engine, body.form(), "output_config", schemas)
+    grammar = await requested_grammar(engine, body.form(), "output_config", body.tool_use())
     params = replace(chosen, stop=(), grammar=grammar)
     check_room(engine, prompt, params)
     split = ReplySplitter(

@@ -1,6 +1,6 @@
 """The form that a request asks of its answer, and the grammar that holds the answer to it."""
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
@@ -8,7 +8,7 @@ from starlette.concurrency import run_in_threadpool
 
 from bytebound.engine import Engine
 from bytebound.errors import InvalidRequestError
-from bytebound.grammar import Grammar
+from bytebound.grammar import Grammar, ToolForm
 from bytebound.server.errors import bad_request
 from bytebound.server.fields import Body
 
@@ -76,30 +76,67 @@ ResponseFormat = Annotated[
 ]
 
 
-def compiled_grammar(
-    engine: Engine, asked: Format | None, field: str, calls: Iterable[str] = ()
-) -> Grammar | None:
-    """The grammar that ``field`` asks for, compiled: may take a second, so not on the event loop.
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a request says of calls."""
 
-    ``calls`` are the functions that the reply may call instead.
+    tools: tuple[ToolForm, ...] = ()
+    """Those that may be called."""
+    demanded: bool = False
+    """Whether one must be."""
+    several: bool = True
+    """Whether there may be more calls than one."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether calls need no grammar of their own."""
+        return not self.demanded and self.several and not any(tool.strict for tool in self.tools)
+
+    def grammar(self, answer: Grammar | None) -> Grammar | None:
+        """The grammar of a reply, whose answer beside calls has the form ``answer``.
+
+        Raises:
+            InvalidRequestError: a strict tool whose schema cannot be enforced.
+        """
+        if self.demanded:
+            return Grammar.tool_calls(self.tools, several=self.several)
+        if answer is not None and self.is_free:
+            return answer.or_calls(tool.name for tool in self.tools)
+        if not self.tools or self.is_free:
+            return answer
+        if answer is None:
+            return Grammar.text_or_calls(self.tools, several=self.several)
+        return answer.or_calls_of(self.tools, several=self.several)
+
+
+_NO_TOOLS = ToolUse()
+
+
+def compiled_grammar(
+    engine: Engine, asked: Format | None, field: str, use: ToolUse = _NO_TOOLS
+) -> Grammar | None:
+    """The grammar of a reply, compiled: may take a second, so not on the event loop.
+
+    ``field`` asks for the form of an answer, ``use`` says which calls there may be.
 
     Raises:
         RequestFailure: 400, for a schema that cannot be enforced.
     """
     try:
-        grammar = None if asked is None else asked.grammar()
+        grammar = use.grammar(None if asked is None else asked.grammar())
         if grammar is not None:
-            grammar = grammar.or_calls(calls)
             engine.grammars.check(grammar)
     except InvalidRequestError as error:
+        if str(error).startswith("tools: "):
+            raise bad_request(str(error), "tools") from error
         raise bad_request(f"{field}: {error}", field) from error
     return grammar
 
 
 async def requested_grammar(
-    engine: Engine, asked: Format | None, field: str, calls: Iterable[str]
+    engine: Engine, asked: Format | None, field: str, use: ToolUse
 ) -> Grammar | None:
     """``compiled_grammar`` for the event loop."""
-    if asked is None:
+    if asked is None and use.is_free:
         return None
-    return await run_in_threadpool(compiled_grammar, engine, asked, field, calls)
+    return await run_in_threadpool(compiled_grammar, engine, asked, field, use)

@@ -2,10 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from bytebound.grammar import ToolForm
 from bytebound.server.fields import MOST_LOGPROBS, Body, SamplingFields
-from bytebound.server.formats import ResponseFormat
+from bytebound.server.formats import ResponseFormat, ToolUse
 
 LARGEST = 2**31 - 1
 
@@ -17,14 +18,11 @@ class Function(BaseModel):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: bool | None = Field(None, strict=True)
 
-    @field_validator("strict")
-    @classmethod
-    def _check_strict(cls, strict: bool | None) -> bool | None:
-        if strict:
-            raise ValueError("calls are not held to their schema; leave it out")
-        return strict
+    def form(self) -> ToolForm:
+        """What calls of it look like; without ``parameters`` it takes none."""
+        return ToolForm(self.name, self.parameters or {"properties": {}}, bool(self.strict))
 
 
 class Tool(BaseModel):
@@ -32,6 +30,19 @@ class Tool(BaseModel):
 
     type: Literal["function"]
     function: Function
+
+
+class FunctionName(Body):
+    """Which function."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
 
 
 class StreamOptions(Body):
@@ -74,8 +85,8 @@ class ChatBody(OpenAIFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     tools: list[Tool] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
-    parallel_tool_calls: Literal[True] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_budget: int | None = Field(None, ge=0, le=LARGEST)
     reasoning_effort: Literal["none"] | None = None
@@ -92,7 +103,22 @@ class ChatBody(OpenAIFields):
             self.max_tokens != self.max_completion_tokens
         ):
             raise ValueError("max_tokens: differs from max_completion_tokens; give one of them")
+        if self.tool_use().demanded and not self.tool_use().tools:
+            raise ValueError("tool_choice: demands a call of a tool that is not in tools; add it")
         return self
+
+    def offered(self) -> list[Tool]:
+        """The tools that the model is told of."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    def tool_use(self) -> ToolUse:
+        """Which calls there may be."""
+        forms = tuple(tool.function.form() for tool in self.offered())
+        named = self.tool_choice
+        if isinstance(named, NamedTool):
+            forms = tuple(form for form in forms if form.name == named.function.name)
+        demanded = named == "required" or isinstance(named, NamedTool)
+        return ToolUse(forms, demanded, several=self.parallel_tool_calls is not False)
 
     def sampling(self) -> dict[str, Any]:
         """The fields of SamplingParams that were given."""

@@ -16,7 +16,7 @@ from bytebound.server import conversation
 from bytebound.server.errors import RequestFailure
 from bytebound.server.formats import requested_grammar
 from bytebound.server.logprobs import chat_entries
-from bytebound.server.openai_bodies import ChatBody
+from bytebound.server.openai_bodies import ChatBody, NamedTool
 from bytebound.server.replies import Reply
 from bytebound.server.service import Service
 from bytebound.server.sse import data_event, with_signs_of_life
@@ -57,13 +57,15 @@ async def _admit(service: Service, body: ChatBody) -> Turn:
     engine, settings = service.engine, service.settings
     messages = from_openai(body.messages)
     variables = conversation.template_variables(body)
-    offered = body.tools if body.tools and body.tool_choice != "none" else []
-    tools = [tool.model_dump(exclude_unset=True) for tool in offered]
+    offered = body.offered()
+    hidden = {"function": {"strict"}}  # the grammar's affair, and no word to the model
+    tools = [tool.model_dump(exclude_unset=True, exclude=hidden) for tool in offered]
     prompt = await run_in_threadpool(
         conversation.render, service.tokenizer, messages, tools or None, variables
     )
-    names = [tool.function.name for tool in offered]
-    grammar = await requested_grammar(engine, body.response_format, "response_format", names)
+    grammar = await requested_grammar(
+        engine, body.response_format, "response_format", body.tool_use()
+    )
     room = check_prompt(engine, settings, prompt)
     # Stop strings end the answer alone, so the splitter looks for them, and not the engine.
     chosen = make_params(engine, settings, body.sampling(), room)
@@ -168,7 +170,9 @@ class _Chat:
 
     def _finish_reason(self) -> str | None:
         reason = self._turn.finish_reason
-        whole = any(call.complete for call in self._reply.calls)
+        # As OpenAI has it: a call that was asked for by name is an answer like any other.
+        named = isinstance(self._body.tool_choice, NamedTool)
+        whole = any(call.complete for call in self._reply.calls) and not named
         return "tool_calls" if reason == "stop" and whole else reason
 
     def _entries(self, update: Update) -> list[dict[str, Any]]:

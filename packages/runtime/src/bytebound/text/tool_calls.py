@@ -10,7 +10,8 @@ Two forms, told apart by the first character. JSON: see ``json_call.py``. And ta
 
 These inner tags are plain text to the tokenizer, unlike the ``<tool_call>`` around them. So a value
 ends only at a ``</parameter>`` behind which another parameter or the end of the function follows,
-and one newline at either end of it belongs to the form.
+and not inside a string of its JSON, if it is an object or an array. One newline at either end of it
+belongs to the form.
 """
 
 import json
@@ -203,8 +204,9 @@ class ToolCallReader:
     def _read_value(self, pieces: list[Piece]) -> bool:
         if self._writer is None:
             raise RuntimeError("a value is read that was not begun")
-        end = _VALUE_END.search(self._buffer)
-        if end is not None:
+        for end in _VALUE_END.finditer(self._buffer):
+            if self._writer.quotes_behind(self._buffer[: end.start()]) and end[0][0] != "\n":
+                continue
             text = self._buffer[: end.start()]
             self._argue(pieces, self._writer.push(text) + self._writer.finish())
             self._buffer = self._buffer[end.end() :]

@@ -15,6 +15,7 @@ _NULL = ("null", "None")
 _BOOLEAN = {"true": "true", "True": "true", "false": "false", "False": "false"}
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _NUMBER_BEGUN = re.compile(r"-?[0-9.eE+-]*")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _MOST_REFERENCES = 16  # a schema may refer to itself
 
 
@@ -97,6 +98,17 @@ class ValueWriter:
             return ""
         self._is_string = True
         return '"' + _escaped(self._text)
+
+    def quotes_behind(self, text: str) -> bool:
+        """Whether behind more ``text`` the value stands inside a string of an object or an array.
+
+        Such a string ends with its line at the latest.
+        """
+        text = (self._text + text).lstrip()
+        kind = {"{": "object", "[": "array"}.get(text[:1])
+        if self._is_string or kind not in self._types:
+            return False
+        return '"' in _STRING.sub("", text.rpartition("\n")[2])
 
     def finish(self) -> str:
         """Return the rest of the JSON: the text is over."""
