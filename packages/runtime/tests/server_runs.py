@@ -12,10 +12,9 @@ import anthropic
 import httpx
 import openai
 import torch
-import uvicorn
 from bytebound import Engine, StreamEvent
 from bytebound.scripted import ScriptedDraft, ScriptedExecutor
-from bytebound.server.app import build_app
+from bytebound.server.process import ServerProcess
 from bytebound.server.settings import ServerSettings
 from bytebound.text.tokenizer import Tokenizer
 
@@ -37,7 +36,7 @@ class SlowExecutor(ScriptedExecutor):
 class Served:
     url: str
     engine: Engine
-    server: uvicorn.Server
+    server: ServerProcess
     key: str = "any"
 
     @property
@@ -73,13 +72,13 @@ class Served:
 
 
 @contextmanager
-def served(engine: Engine, *, model: str = MODEL, **settings: Any) -> Iterator[Served]:
+def served(
+    engine: Engine, *, model: str = MODEL, shutdown_timeout_s: float = 5, **settings: Any
+) -> Iterator[Served]:
     """Serve ``engine`` until the block ends; its warm-up is over when the block begins."""
-    app = build_app(engine, ServerSettings(model_name=model, **settings))
-    config = uvicorn.Config(
-        app, port=0, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=5
+    server = ServerProcess(
+        engine, ServerSettings(model_name=model, **settings), shutdown_timeout_s=shutdown_timeout_s
     )
-    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

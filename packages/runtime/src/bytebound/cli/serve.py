@@ -4,6 +4,7 @@ One line on stderr says where; nothing of a request is ever written anywhere.
 """
 
 import math
+import os
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ from typing import Annotated
 import typer
 
 from bytebound.cli import options as opt
-from bytebound.cli.errors import OK, UsageError
+from bytebound.cli.errors import INTERRUPTED, OK, UsageError
 
 _SERVER = "Server"
 
@@ -113,7 +114,7 @@ def serve(
     """Serve a model to OpenAI's and Anthropic's clients on one port.
 
     Sampling options are for requests that do not bring their own.
-    Ctrl-C lets the requests that are there end, and then stops.
+    Ctrl-C lets the requests that are there end, and then stops; a second one cuts them.
     """
     sampling = opt.SamplingOptions(
         max_tokens=max_tokens,
@@ -169,24 +170,18 @@ def serve(
     with _bound(host, port) as listener:
         engine = open_engine(loading, sampling)
 
-        import uvicorn
+        from bytebound.server.process import ServerProcess
 
-        from bytebound.server.app import build_app
-
-        app = build_app(engine, settings)
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="on",
-            ws="none",
-            timeout_graceful_shutdown=shutdown_timeout,
-        )
+        server = ServerProcess(engine, settings, shutdown_timeout_s=shutdown_timeout)
         where = listener.getsockname()
         shown = f"[{where[0]}]" if ":" in where[0] else where[0]
         remark(f"serving {settings.model_name} on http://{shown}:{where[1]}")
-        uvicorn.Server(config).run(sockets=[listener])
+        try:
+            server.run(sockets=[listener])
+        finally:
+            if server.service.worker.alive:
+                # Nothing ends a thread inside a pass, and Python's own end would crash over it.
+                os._exit(INTERRUPTED)
     return OK
 
 

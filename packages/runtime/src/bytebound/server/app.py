@@ -74,7 +74,11 @@ def build_app(engine: Engine, settings: ServerSettings) -> ASGIApp:
     Raises:
         TokenizerMissingError: the model folder holds no tokenizer, so there is no text to serve.
     """
-    service = Service(engine, settings)
+    return app_of(Service(engine, settings))
+
+
+def app_of(service: Service) -> ASGIApp:
+    """Return the ASGI application of a service."""
     app = FastAPI(
         title="bytebound",
         version=bytebound.__version__,
@@ -85,7 +89,7 @@ def build_app(engine: Engine, settings: ServerSettings) -> ASGIApp:
     )
     _add_routes(app, service)
     _add_failures(app, service)
-    return Guard(app, settings, _refusal)
+    return Guard(app, service.settings, _refusal)
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:

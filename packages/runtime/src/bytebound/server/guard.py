@@ -6,6 +6,7 @@ It stands before the application, so nothing of a refused request is parsed.
 import asyncio
 import hmac
 from collections.abc import Callable
+from contextlib import suppress
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -16,6 +17,12 @@ from bytebound.server.settings import ServerSettings, is_loopback
 from bytebound.server.worker import log_bug
 
 OPEN_PATHS = ("/health",)
+
+BODY_S, SLOWEST = 30.0, 65_536
+"""A body may take that many seconds, and one more for every so many bytes of it."""
+LINGER_S, LINGER_BYTES = 10.0, 2**28
+"""What a refused body may still take, unread: many clients read no answer before they have sent
+everything, and would find a closed connection in its place."""
 
 
 class Guard:
@@ -38,18 +45,22 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        incoming = _Incoming(receive)
         try:
             self._check_host(headers)
             if scope["path"] not in OPEN_PATHS:
                 self._check_key(headers)
-            body = await self._read(headers, receive)
+            body = await self._read(headers, incoming)
         except ClientGoneError:
             return
         except RequestFailure as failure:
             response = self._refuse(scope["path"], failure)
-            # What is left of the body is not read.
             response.headers["Connection"] = "close"
-            await response(scope, receive, send)
+            # A client that waits for "100 Continue" sends no body now.
+            waits = headers.get("expect", "").lower() == "100-continue" and not incoming.begun
+            await response(scope, receive, send if waits else incoming.lingering(send))
+            return
+        except asyncio.CancelledError:
             return
         try:
             await self._app(scope, _replayed(body, receive), send)
@@ -88,20 +99,28 @@ class Guard:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
-    async def _read(self, headers: Headers, receive: Receive) -> bytes:
+    async def _read(self, headers: Headers, incoming: "_Incoming") -> bytes:
         announced = headers.get("content-length", "0")
         if announced.isdecimal() and int(announced[:20]) > self._max_body:
             raise self._too_large()
         body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGoneError
-            body += message.get("body", b"")
-            if len(body) > self._max_body:
-                raise self._too_large()
-            if not message.get("more_body", False):
-                return bytes(body)
+        clock = asyncio.get_running_loop().time
+        latest = clock() + BODY_S
+        try:
+            async with asyncio.timeout_at(latest) as limit:
+                while not incoming.ended:
+                    body += await incoming.piece()
+                    if len(body) > self._max_body:
+                        raise self._too_large()
+                    limit.reschedule(latest + len(body) / SLOWEST)
+        except TimeoutError:
+            raise RequestFailure(
+                408,
+                f"the body comes too slowly: {len(body)} bytes in "
+                f"{clock() - latest + BODY_S:.0f} s; send it again",
+                code="body_timeout",
+            ) from None
+        return bytes(body)
 
     def _too_large(self) -> RequestFailure:
         return RequestFailure(
@@ -109,6 +128,42 @@ class Guard:
             f"the body has more than {self._max_body} bytes, the limit of this server",
             code="request_too_large",
         )
+
+
+class _Incoming:
+    """The body of one request as it comes."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.begun = False
+        self.ended = False
+        self._receive = receive
+
+    async def piece(self) -> bytes:
+        """Return the next piece; raises ClientGoneError."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        self.begun = True
+        self.ended = not message.get("more_body", False)
+        piece: bytes = message.get("body", b"")
+        return piece
+
+    def lingering(self, send: Send) -> Send:
+        """Send an answer whole, and end it only when the body has, or has had its time."""
+
+        async def send_and_wait(message: Message) -> None:
+            if message["type"] != "http.response.body":
+                await send(message)
+                return
+            await send({**message, "more_body": True})
+            with suppress(ClientGoneError, TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    dropped = 0
+                    while not self.ended and dropped < LINGER_BYTES:
+                        dropped += len(await self.piece())
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        return send_and_wait
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

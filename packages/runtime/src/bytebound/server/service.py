@@ -31,6 +31,7 @@ WARM_UP_PROMPT = {"cuda": 1100}
 WARM_UP_PROMPT_ELSEWHERE = 64
 WARM_UP_TOKENS = 16
 WARM_UP_LIMIT_S = 1800.0
+LAST_PASS_S = 10.0
 
 
 class Service:
@@ -47,6 +48,8 @@ class Service:
         self.created = int(time.time())
         self.warm = False
         self.warm_up_error: str | None = None
+        self.last_pass_s = LAST_PASS_S
+        """Seconds that the end of the server waits for the engine to leave its pass."""
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncGenerator[None, None]:
@@ -57,7 +60,7 @@ class Service:
             yield
         finally:
             warming.cancel()
-            await run_in_threadpool(self.worker.stop)
+            await run_in_threadpool(self.worker.stop, self.last_pass_s)
 
     def state(self) -> tuple[bool, dict[str, Any]]:
         """Whether requests are answered at once, and the facts for ``/health``."""

@@ -158,13 +158,26 @@ class EngineWorker:
             running = self._running is not None
             return sum(not other.cancelled.is_set() for other in ahead) + running
 
-    def stop(self, timeout_s: float = 10.0) -> None:
-        """Cancel everything, and wait for the thread to end."""
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs: after ``stop`` it is then inside a pass, which nothing ends."""
+        return self._thread.is_alive()
+
+    def end_requests(self) -> int:
+        """Fail everything that runs or waits, and take no more; return how many were cut."""
         with self._changed:
             self._stopping = True
-            for job in [*self._waiting, *([self._running] if self._running else [])]:
+            running = [] if self._running is None else [self._running]
+            cut = [job for job in [*running, *self._waiting] if not job.cancelled.is_set()]
+            for job in cut:
+                job.put(None, unavailable("the server is shutting down, and the reply was cut"))
                 job.cancel()
             self._changed.notify()
+        return len(cut)
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """End everything, and wait for the thread to end."""
+        self.end_requests()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
