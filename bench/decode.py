@@ -117,11 +117,13 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     def record(name: str, unit: str, better: str, values: list[float], **more: Any) -> None:
         metrics[name] = metric(unit, better, values, {**case, **more})
 
-    forms = {f"pass_rows{rows}_1k.ms": Form(Choice(rows - 1)) for rows in VERIFY_ROWS}
+    forms = {f"pass_rows{rows}_1k.ms": Form.of(Choice(rows - 1), rows - 1) for rows in VERIFY_ROWS}
     forms |= {
-        "pass_sampled_1k.ms": Form(Choice(0, sampled=True)),
-        "cycle4_1k.ms": Form(Choice(4), by_head=True),
-        "cycle4_sampled_1k.ms": Form(Choice(4, sampled=True, drawn_drafts=True), by_head=True),
+        "pass_sampled_1k.ms": Form.of(Choice(0, sampled=True), 0),
+        "cycle4_1k.ms": Form.of(Choice(4), 4, by_head=True),
+        "cycle4_sampled_1k.ms": Form.of(
+            Choice(4, sampled=True, drawn_drafts=True), 4, by_head=True
+        ),
     }
     times = turn_times(engine, forms, samples)
     for name, values in times.items():
@@ -178,7 +180,7 @@ def measure_draft_vocab(arguments: argparse.Namespace, record: Callable[..., Non
         engine = Engine.from_pretrained(
             arguments.model, backend="cuda", num_draft_tokens=4, max_len=4096, draft_vocab=path
         )
-    forms = {"cycle4_draft_vocab_1k.ms": Form(Choice(4), by_head=True)}
+    forms = {"cycle4_draft_vocab_1k.ms": Form.of(Choice(4), 4, by_head=True)}
     for name, values in turn_times(engine, forms, arguments.samples).items():
         record(name, "ms", "lower", values, prompt_tokens=SHORT, draft_ids=arguments.draft_ids)
 

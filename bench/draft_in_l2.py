@@ -38,7 +38,7 @@ from decode import metric, some_prompt, write
 from safetensors.torch import save_file
 
 PROMPT, GUESSES, TURNS = 1024, 4, 30
-FORM = Form(Choice(GUESSES), by_head=True)
+FORM = Form.of(Choice(GUESSES), GUESSES, by_head=True)
 VARIANTS = ("none", "aside", "kept")
 _PERSISTING_L2_CACHE_SIZE = 0x06  # of the driver's CUlimit
 _Size = ctypes.c_size_t

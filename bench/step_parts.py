@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
         engine = Engine.from_pretrained(
             arguments.model, backend="cuda", draft="none", max_len=arguments.position + 4096
         )
-    executor, form = engine.executor, Form(Choice(arguments.rows - 1))
+    executor, form = engine.executor, Form.of(Choice(arguments.rows - 1), arguments.rows - 1)
     engine.generate(some_prompt(arguments.position), SamplingParams(max_tokens=1))
     found = {"nothing": lambda: patch.object(bk, "argmax", bk.argmax), **parts(executor.weights)}
     decoders, times = {}, {name: list[float]() for name in found}

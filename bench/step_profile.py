@@ -29,10 +29,10 @@ from decode import some_prompt, write
 
 TURNS = 10
 FORMS = {
-    "plain": Form(Choice(0)),
-    "verify5": Form(Choice(4)),
-    "cycle4": Form(Choice(4), by_head=True),
-    "plain_sampled": Form(Choice(0, sampled=True)),
+    "plain": Form.of(Choice(0), 0),
+    "verify5": Form.of(Choice(4), 4),
+    "cycle4": Form.of(Choice(4), 4, by_head=True),
+    "plain_sampled": Form.of(Choice(0, sampled=True), 0),
 }
 
 

@@ -168,23 +168,30 @@ class Kernels:
         state: bk.GdnState,
         *,
         commit: bool,
-        pending: bk.GdnRows,
-        num_accepted: Tensor,
+        pending: bk.GdnRows | None,
+        num_accepted: Tensor | None,
         eps: float,
         out: Tensor,
         state_settled: bool = False,
     ) -> Tensor:
-        assert not commit and rows.qkv.dtype == state.conv_window.dtype == weights.conv.dtype
-        accepted = int(num_accepted)
-        assert 0 <= accepted <= pending.qkv.shape[0]
-        if accepted:
+        assert rows.qkv.dtype == state.conv_window.dtype == weights.conv.dtype
+        assert (pending is None) == (num_accepted is None) == commit
+        accepted = 0
+        if pending is not None and num_accepted is not None:
+            accepted = int(num_accepted)
+            assert 0 <= accepted <= pending.qkv.shape[0]
+        if pending is not None and accepted:
             replayed = bk.GdnRows(*(tensor[:accepted] for tensor in pending))
             dummy = z.new_zeros(accepted, weights.norm.shape[0] * state.recurrent.shape[0])
             _, states = gdn_step_reference(replayed, dummy, weights, state, eps=eps)
             state.conv_window.copy_(states[-1].conv_window)
             state.recurrent.copy_(states[-1].recurrent)
         if rows.qkv.shape[0]:
-            out.copy_(gdn_step_reference(rows, z, weights, state, eps=eps)[0])
+            values, states = gdn_step_reference(rows, z, weights, state, eps=eps)
+            out.copy_(values)
+            if commit:
+                state.conv_window.copy_(states[-1].conv_window)
+                state.recurrent.copy_(states[-1].recurrent)
         return out
 
     def weight_stream(self, program: "Program", *, rows: int, workspace: Tensor) -> None:

@@ -49,7 +49,8 @@ def forms_in_use(draft: str, count: int, adaptive: bool) -> set[Hashable]:
         found.add(("first", Form(Choice(0, sampled=sampled))))
         for guesses in [0] if draft == "none" else counts:
             choice = Choice(guesses, sampled=sampled, drawn_drafts=sampled and by_head)
-            found.add(("turn", Form(choice, by_head=by_head)))
+            most = 0 if draft == "none" else count
+            found.add(("turn", Form.of(choice, most, by_head=by_head)))
     return found
 
 

@@ -4,7 +4,8 @@
                           |                     |                  |
     MTP head:  observe the emitted ids <--------+------------------+  (positions of that pass)
                k guesses, each from the one before
-    verify:    next id and guesses, R = k + 1 rows; replays the emitted rows of the pass before
+    verify:    next id and guesses, R = k + 1 rows; replays the emitted rows of the pass before.
+               Without guesses, ever: one row, which the state takes in at once
     choose:    logits and guesses to words; history, logprobs
     hand over: words to position, replay count and first id of the next pass
 
@@ -30,6 +31,13 @@ class Form:
     choice: Choice
     by_head: bool = False
     """Guesses come from the MTP head, else they lie in ``ids[1:]`` already."""
+    pending_rows: int = MAX_ROWS
+    """Rows that the turn before may have left pending. 0: none ever, as there are no guesses."""
+
+    @classmethod
+    def of(cls, choice: Choice, num_draft_tokens: int, *, by_head: bool = False) -> "Form":
+        """A turn of an engine whose turns have at most ``num_draft_tokens`` guesses."""
+        return cls(choice, by_head, 1 + num_draft_tokens if num_draft_tokens else 0)
 
 
 class Cycle:
@@ -76,9 +84,16 @@ class Cycle:
             self._guess(self.head, form.choice)
         executor = self.executor
         self._observed_from.copy_(executor.state.position)
-        executor.step.verify(executor.weights, executor.state, 1 + form.choice.num_drafts)
+        rows = 1 + form.choice.num_drafts
+        if form.pending_rows:
+            executor.step.verify(executor.weights, executor.state, rows, form.pending_rows)
+        else:
+            executor.step.advance(executor.weights, executor.state)
         self._choose(form.choice)
         self._hand_over()
+        if form.pending_rows:
+            accepted = self.words[bk.CYCLE_NUM_EMITTED :][:1]
+            executor.state.num_accepted.copy_(accepted)
 
     def _guess(self, head: MtpHead, choice: Choice) -> None:
         """Show the head what the pass before emitted, and let it guess from the last of it."""
@@ -108,5 +123,4 @@ class Cycle:
     def _hand_over(self) -> None:
         state, words = self.executor.state, self.words
         torch.sub(words[bk.CYCLE_POSITION :][:1], 1, out=state.position)
-        state.num_accepted.copy_(words[bk.CYCLE_NUM_EMITTED :][:1])
         self.ids[:1].copy_(words[bk.CYCLE_NEXT_TOKEN :][:1])

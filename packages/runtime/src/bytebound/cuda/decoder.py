@@ -78,7 +78,7 @@ class CudaDecoder:
             self._run("first", Form(Choice(0, sampled=sampled)))
             for count in counts:
                 choice = Choice(count, sampled=sampled, drawn_drafts=sampled and self.by_head)
-                self._run("turn", Form(choice, by_head=self.by_head))
+                self._run("turn", self._turn(choice))
         self.executor.reset()
 
     @property
@@ -103,7 +103,7 @@ class CudaDecoder:
             with_logprobs=sampler.params.logprobs is not None,
         )
         choice = replace(first, drawn_drafts=first.sampled and self.by_head)
-        self._form = Form(choice, by_head=self.by_head)
+        self._form = self._turn(choice)
         self._depth = self._own_depth
         if self._draft_ids is not None and self._draft_ids <= set(sampler.banned_ids):
             self._depth = FixedDepth(0)  # the head has no id left to draw
@@ -181,7 +181,11 @@ class CudaDecoder:
         if drawn and proposal.probs is not None:
             self.cycle.sampler.draft_weights[:count].copy_(proposal.probs)
             self.cycle.sampler.draft_totals[:count].fill_(1.0)
-        return Form(replace(self._form.choice, num_drafts=count, drawn_drafts=drawn))
+        return self._turn(replace(self._form.choice, num_drafts=count, drawn_drafts=drawn))
+
+    def _turn(self, choice: Choice) -> Form:
+        most = 0 if self.draft is None else self.num_draft_tokens
+        return Form.of(choice, most, by_head=self.by_head)
 
     def _launch(self, kind: str, form: Form) -> None:
         """Enqueue a turn, and the copy of its result to the host."""

@@ -55,6 +55,10 @@ class GatedDeltaState:
     gates: torch.Tensor  # [MAX_ROWS, 2 * HV], likewise: a, b
     pending: GdnRows  # MAX_ROWS rows of the pass before
 
+    def pending_of(self, rows: int) -> GdnRows | None:
+        """The first ``rows`` pending ones; None for 0."""
+        return GdnRows(*(one[:rows] for one in self.pending)) if rows else None
+
 
 LayerState = KvCache | GatedDeltaState
 
@@ -145,6 +149,10 @@ class SequenceState:
         channels = self._pending_qkv.shape[-1]
         self._pending_qkv[:, :rows].copy_(self._projected[:, :rows, :channels])
         self._pending_gates[:, :rows].copy_(self._gates[:, :rows])
+        self.num_accepted.zero_()
+
+    def close(self) -> None:
+        """End a pass that left no row pending."""
         self.num_accepted.zero_()
 
     def move_on(self, projected: torch.Tensor, gates: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ from bytebound_kernels import GdnRows
 from bytebound.config import ModelConfig
 from bytebound.cuda.buffers import Buffers, split_qkv
 from bytebound.cuda.matrices import SWIGLU_SCALE, Workspaces
-from bytebound.cuda.state import GatedDeltaState, KvCache, LayerState, SequenceState
+from bytebound.cuda.state import MAX_ROWS, GatedDeltaState, KvCache, LayerState, SequenceState
 from bytebound.cuda.weights import (
     AttentionWeights,
     GatedDeltaWeights,
@@ -35,21 +35,36 @@ class Step:
     inv_freq: torch.Tensor  # float32 [rotary_dim / 2]
     position: torch.Tensor  # int32 [1]: of row 0
 
-    def verify(self, weights: ModelWeights, state: SequenceState, rows: int) -> None:
+    def verify(
+        self, weights: ModelWeights, state: SequenceState, rows: int, pending_rows: int = MAX_ROWS
+    ) -> None:
         """Ids in ``buffers.ids`` to ``buffers.hidden`` and ``buffers.logits``.
 
-        First the accepted rows of the pass before are taken into the state; then this one's rows
-        become the pending ones, none of them accepted.
+        First the accepted rows of the pass before, which had at most ``pending_rows``, are taken
+        into the state; then this one's rows become the pending ones, none of them accepted.
         """
+        self._pass(weights, state, rows, pending_rows)
+        state.keep_rows(rows)
+
+    def advance(self, weights: ModelWeights, state: SequenceState) -> None:
+        """As ``verify`` of one row, with the same bits, that is accepted whatever it says.
+
+        So the state takes it in at once. No row of the pass before may be pending.
+        """
+        self._pass(weights, state, 1, 0)
+        state.close()
+
+    def _pass(
+        self, weights: ModelWeights, state: SequenceState, rows: int, pending_rows: int
+    ) -> None:
         buffers = self.buffers
         x = buffers.residual[:rows]
         bk.embedding_gather(buffers.ids[:rows], weights.embed_tokens, out=x)
         for layer, layer_state in zip(weights.layers, state.layers, strict=True):
-            self.layer(x, layer, layer_state, state.num_accepted)
+            self.layer(x, layer, layer_state, state.num_accepted, pending_rows)
         hidden = buffers.hidden[:rows]
         self.norm(x, weights.norm, hidden)
         weights.lm_head.matvec(hidden, buffers.logits[:rows], self.workspaces)
-        state.keep_rows(rows)
 
     def layer(
         self,
@@ -57,6 +72,7 @@ class Step:
         weights: LayerWeights,
         state: LayerState,
         num_accepted: torch.Tensor | None = None,
+        pending_rows: int = MAX_ROWS,
     ) -> None:
         """``x += mixer(norm(x))``, then ``x += mlp(norm(x))``; x float32 [R, D]."""
         y = self.buffers.normed[: x.shape[0]]
@@ -65,7 +81,7 @@ class Step:
             case AttentionWeights() as mixer, KvCache() as kv:
                 self._attention(x, y, mixer, kv)
             case GatedDeltaWeights() as mixer, GatedDeltaState() as delta:
-                self._gated_delta_net(x, y, mixer, delta, num_accepted)
+                self._gated_delta_net(x, y, mixer, delta, num_accepted, pending_rows)
             case mixer, other:
                 raise TypeError(f"{type(mixer).__name__} with {type(other).__name__}")
         self.norm(x, weights.post_attention_layernorm, y)
@@ -108,6 +124,7 @@ class Step:
         weights: GatedDeltaWeights,
         state: GatedDeltaState,
         num_accepted: torch.Tensor | None,
+        pending_rows: int,
     ) -> None:
         rows = x.shape[0]
         projected, gates = state.projected[:rows], state.gates[:rows]
@@ -120,12 +137,12 @@ class Step:
             z,
             weights.constants,
             state.settled,
-            commit=False,
-            pending=state.pending,
-            num_accepted=num_accepted,
+            commit=pending_rows == 0,
+            pending=state.pending_of(pending_rows),
+            num_accepted=num_accepted if pending_rows else None,
             eps=self.config.rms_norm_eps,
             out=out,
-            # keep_rows, an ordinary launch, lies between this pass and the one that wrote it.
+            # keep_rows or close, ordinary launches, lie between this pass and what wrote it.
             state_settled=True,
         )
         weights.out_proj.matvec(out, x, self.workspaces, residual=x)

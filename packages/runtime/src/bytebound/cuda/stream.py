@@ -130,7 +130,9 @@ class StreamStep(Step):
             workspace=torch.full((size,), 0xFF, dtype=torch.uint8, device=device),
         )
 
-    def verify(self, weights: ModelWeights, state: SequenceState, rows: int) -> None:
+    def verify(
+        self, weights: ModelWeights, state: SequenceState, rows: int, pending_rows: int = MAX_ROWS
+    ) -> None:
         """As ``Step.verify``, of the weights and the state that the stream was planned over."""
         buffers, activations = self.buffers, self.activations
         activations.arena[:rows].fill_(0xFF)
@@ -140,6 +142,11 @@ class StreamStep(Step):
             if segment.attention is not None:
                 self.attend(*segment.attention, rows)
         state.move_on(activations.projected[:rows], activations.gates[:rows])
+
+    def advance(self, weights: ModelWeights, state: SequenceState) -> None:
+        """As ``Step.advance``; here the next pass takes the row into the state."""
+        self.verify(weights, state, 1)
+        state.num_accepted.fill_(1)
 
 
 class _Planner:
