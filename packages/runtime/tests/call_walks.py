@@ -101,3 +101,27 @@ def only_calls(reply: Reply) -> list[ToolCall]:
     assert not reply.text.strip()
     assert all(call.complete for call in reply.calls)
     return reply.calls
+
+
+def written(name: str, **values: str) -> str:
+    """A call as a template writes it."""
+    parameters = "".join(
+        f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items()
+    )
+    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+
+
+def closed(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def strict(required: list[str], **properties: Any) -> ToolForm:
+    return ToolForm("f", closed(required, **properties), strict=True)
+
+
+def takes(compiled: GrammarCompiler, tokenizer: Tokenizer, grammar: Grammar, text: str) -> bool:
+    """Whether an answer may be ``text`` and end there."""
+    end = end_of(tokenizer)
+    constraint = compiled.constraint(grammar, [0], [end])
+    ids = [*tokenizer.encode(text, parse_control=True), end]
+    return constraint.admitted(ids) == len(ids)
