@@ -18,6 +18,8 @@ from bytebound.server.openai_bodies import LARGEST
 class Thinking(BaseModel):
     """Whether to think, and for how many tokens at most."""
 
+    model_config = ConfigDict(strict=True)
+
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(None, ge=1, le=LARGEST)
 

@@ -2,15 +2,36 @@
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 LONGEST_STOP = 1024
 MOST_STOPS = 16
 DEEPEST = 64
 MOST_LOGPROBS = 20
 
+
+def _of_kind(kind: type) -> BeforeValidator:
+    """A literal that another type's value equals, as true equals 1, is not meant by it."""
+
+    def check(value: Any) -> Any:
+        if value is not None and type(value) is not kind:
+            raise ValueError(f"expected {'an integer' if kind is int else 'true or false'}")
+        return value
+
+    return BeforeValidator(check)
+
+
+One = Annotated[Literal[1], _of_kind(int)]
+Never = Annotated[Literal[False], _of_kind(bool)]
 StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 
 

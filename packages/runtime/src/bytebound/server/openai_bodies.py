@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bytebound.grammar import ToolForm
-from bytebound.server.fields import MOST_LOGPROBS, Body, SamplingFields
+from bytebound.server.fields import MOST_LOGPROBS, Body, Never, One, SamplingFields
 from bytebound.server.formats import ResponseFormat, ToolUse
 
 LARGEST = 2**31 - 1
@@ -49,7 +49,7 @@ class StreamOptions(Body):
     """What a stream holds besides the reply."""
 
     include_usage: bool = False
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Never | None = None
 
 
 class OpenAIFields(SamplingFields):
@@ -58,7 +58,7 @@ class OpenAIFields(SamplingFields):
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Literal[1] | None = None
+    n: One | None = None
     response_format: ResponseFormat | None = None
     user: str | None = None  # these three name the client, and nobody asks
     safety_identifier: str | None = None
@@ -93,7 +93,7 @@ class ChatBody(OpenAIFields):
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    store: Literal[False] | None = None
+    store: Never | None = None
 
     @model_validator(mode="after")
     def _check_pairs(self) -> "ChatBody":
@@ -147,7 +147,7 @@ class CompletionBody(OpenAIFields):
     max_tokens: int | None = Field(None, ge=0, le=LARGEST)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
-    best_of: Literal[1] | None = None
+    best_of: One | None = None
 
     def sampling(self) -> dict[str, Any]:
         """The fields of SamplingParams that were given; 16 tokens where no number is."""
