@@ -11,7 +11,7 @@ from bytebound import Engine, Grammar, SamplingParams, ToolForm
 
 from .call_walks import closed, only_calls, read_reply, strict
 from .checkpoints import random_checkpoint
-from .grammar_runs import CarelessDraft
+from .grammar_runs import POINT, CarelessDraft
 from .grammar_walks import PADDING
 
 DAY = {"enum": ["monday", "é👍", 7, None]}
@@ -31,7 +31,7 @@ FORMS = {
     "one": Grammar.tool_calls(TOOLS, several=False),
     "free": Grammar.tool_calls([ToolForm("h", closed([], a={}, b={}))]),
     "text": Grammar.text_or_calls(TOOLS),
-    "json": Grammar.json_schema(DAY).or_calls_of(TOOLS),
+    "json": Grammar.json_schema(POINT).or_calls_of(TOOLS),
 }
 MODEL = {
     "num_hidden_layers": 2,
@@ -67,7 +67,7 @@ def test_greedy_output_with_drafts_is_plain_output(folder: Path, name: str) -> N
         result = load(folder, draft).generate(prompt, params)
         assert result.token_ids == expected.token_ids, draft
         assert result.finish_reason == expected.finish_reason
-        assert draft == "ngram" or result.stats.drafted > 0
+        assert draft != "mtp" or result.stats.drafted > 0
 
 
 @pytest.mark.parametrize("thinking", [True, False])

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from bytebound.grammar import ToolForm
 from bytebound.server.fields import MOST_LOGPROBS, Body, Never, One, SamplingFields
@@ -45,6 +45,16 @@ class NamedTool(Body):
     function: FunctionName
 
 
+def _kind(choice: Any) -> str:
+    return "tool" if isinstance(choice, (dict, NamedTool)) else "word"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["auto", "none", "required"], Tag("word")] | Annotated[NamedTool, Tag("tool")],
+    Discriminator(_kind),
+]
+
+
 class StreamOptions(Body):
     """What a stream holds besides the reply."""
 
@@ -85,7 +95,7 @@ class ChatBody(OpenAIFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     tools: list[Tool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     thinking_budget: int | None = Field(None, ge=0, le=LARGEST)
