@@ -38,9 +38,9 @@ def pass_over(
     if pending_rows:
         step.verify(executor.weights, state, len(ids), pending_rows)
         state.num_accepted.fill_(accepted)
+        state.position.add_(accepted)
     else:
-        step.advance(executor.weights, state)
-    state.position.add_(accepted)
+        step.advance(executor.weights, state, step.buffers.ids[:1])
     return step.buffers.logits[: len(ids)].clone()
 
 

@@ -83,17 +83,17 @@ class Cycle:
         if form.by_head and self.head is not None:
             self._guess(self.head, form.choice)
         executor = self.executor
+        if form.pending_rows == 0:
+            last = self.words[bk.CYCLE_NEXT_TOKEN :][:1]
+            executor.step.advance(executor.weights, executor.state, last)
+            self._choose(form.choice)
+            return
         self._observed_from.copy_(executor.state.position)
         rows = 1 + form.choice.num_drafts
-        if form.pending_rows:
-            executor.step.verify(executor.weights, executor.state, rows, form.pending_rows)
-        else:
-            executor.step.advance(executor.weights, executor.state)
+        executor.step.verify(executor.weights, executor.state, rows, form.pending_rows)
         self._choose(form.choice)
         self._hand_over()
-        if form.pending_rows:
-            accepted = self.words[bk.CYCLE_NUM_EMITTED :][:1]
-            executor.state.num_accepted.copy_(accepted)
+        executor.state.num_accepted.copy_(self.words[bk.CYCLE_NUM_EMITTED :][:1])
 
     def _guess(self, head: MtpHead, choice: Choice) -> None:
         """Show the head what the pass before emitted, and let it guess from the last of it."""

@@ -260,7 +260,8 @@ class _Report:
         """Enqueue the copies behind the turn."""
         self.form = form
         self.words.copy_(cycle.words, non_blocking=True)
-        self.ids.copy_(cycle.ids, non_blocking=True)
+        if form.choice.num_drafts:
+            self.ids.copy_(cycle.ids, non_blocking=True)
         if form.choice.with_logprobs:
             self.logprob_values.copy_(cycle.sampler.logprob_values, non_blocking=True)
             self.logprob_ids.copy_(cycle.sampler.logprob_ids, non_blocking=True)

@@ -151,10 +151,6 @@ class SequenceState:
         self._pending_gates[:, :rows].copy_(self._gates[:, :rows])
         self.num_accepted.zero_()
 
-    def close(self) -> None:
-        """End a pass that left no row pending."""
-        self.num_accepted.zero_()
-
     def move_on(self, projected: torch.Tensor, gates: torch.Tensor) -> None:
         """As ``keep_rows``, of rows [R, GDN layers, ...] that took no conv window along."""
         bk.gdn_keep(

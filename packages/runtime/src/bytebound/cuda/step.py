@@ -43,23 +43,24 @@ class Step:
         First the accepted rows of the pass before, which had at most ``pending_rows``, are taken
         into the state; then this one's rows become the pending ones, none of them accepted.
         """
-        self._pass(weights, state, rows, pending_rows)
+        self._pass(weights, state, self.buffers.ids[:rows], pending_rows)
         state.keep_rows(rows)
 
-    def advance(self, weights: ModelWeights, state: SequenceState) -> None:
-        """As ``verify`` of one row, with the same bits, that is accepted whatever it says.
+    def advance(self, weights: ModelWeights, state: SequenceState, ids: torch.Tensor) -> None:
+        """As ``verify`` of ``ids`` [1], with the same bits, accepted whatever comes.
 
-        So the state takes it in at once. No row of the pass before may be pending.
+        So the state takes the row in at once, and moves on to the next position. No row of the pass
+        before may be pending.
         """
-        self._pass(weights, state, 1, 0)
-        state.close()
+        self._pass(weights, state, ids, 0)
+        state.position.add_(1)
 
     def _pass(
-        self, weights: ModelWeights, state: SequenceState, rows: int, pending_rows: int
+        self, weights: ModelWeights, state: SequenceState, ids: torch.Tensor, pending_rows: int
     ) -> None:
-        buffers = self.buffers
+        buffers, rows = self.buffers, ids.shape[0]
         x = buffers.residual[:rows]
-        bk.embedding_gather(buffers.ids[:rows], weights.embed_tokens, out=x)
+        bk.embedding_gather(ids, weights.embed_tokens, out=x)
         for layer, layer_state in zip(weights.layers, state.layers, strict=True):
             self.layer(x, layer, layer_state, state.num_accepted, pending_rows)
         hidden = buffers.hidden[:rows]
@@ -142,7 +143,7 @@ class Step:
             num_accepted=num_accepted if pending_rows else None,
             eps=self.config.rms_norm_eps,
             out=out,
-            # keep_rows or close, ordinary launches, lie between this pass and what wrote it.
+            # An ordinary launch, the last of each pass, lies between this one and what wrote it.
             state_settled=True,
         )
         weights.out_proj.matvec(out, x, self.workspaces, residual=x)

@@ -134,19 +134,23 @@ class StreamStep(Step):
         self, weights: ModelWeights, state: SequenceState, rows: int, pending_rows: int = MAX_ROWS
     ) -> None:
         """As ``Step.verify``, of the weights and the state that the stream was planned over."""
-        buffers, activations = self.buffers, self.activations
+        self._stream(weights, state, self.buffers.ids[:rows])
+
+    def advance(self, weights: ModelWeights, state: SequenceState, ids: torch.Tensor) -> None:
+        """As ``Step.advance``, but that the next pass takes the row into the state."""
+        self._stream(weights, state, ids)
+        state.num_accepted.fill_(1)
+        state.position.add_(1)
+
+    def _stream(self, weights: ModelWeights, state: SequenceState, ids: torch.Tensor) -> None:
+        activations, rows = self.activations, ids.shape[0]
         activations.arena[:rows].fill_(0xFF)
-        bk.embedding_gather(buffers.ids[:rows], weights.embed_tokens, out=buffers.residual[:rows])
+        bk.embedding_gather(ids, weights.embed_tokens, out=self.buffers.residual[:rows])
         for segment in self.segments:
             bk.weight_stream(segment.program, rows=rows, workspace=self.workspace)
             if segment.attention is not None:
                 self.attend(*segment.attention, rows)
         state.move_on(activations.projected[:rows], activations.gates[:rows])
-
-    def advance(self, weights: ModelWeights, state: SequenceState) -> None:
-        """As ``Step.advance``; here the next pass takes the row into the state."""
-        self.verify(weights, state, 1)
-        state.num_accepted.fill_(1)
 
 
 class _Planner:
