@@ -1,5 +1,6 @@
 """No body takes true for 1, or text for a number; the fields are those that the documents name."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -103,3 +104,51 @@ def test_what_is_allowed_is_still_taken(plain: Served) -> None:
     ):
         response = plain.post(path, {**BODIES[path][1], **more})
         assert response.status_code == 200, response.text
+
+
+PROMPT = "expected text or token ids"
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "start", "said"),
+    [
+        ("/v1/completions", {"prompt": ["a", 5]}, "prompt: ", PROMPT),
+        ("/v1/completions", {"prompt": [[]]}, "prompt: ", PROMPT),
+        ("/v1/completions", {"prompt": None}, "prompt: ", PROMPT),
+        ("/v1/completions", {"prompt": ""}, "prompt: ", "at least one token"),
+        ("/v1/completions", {"prompt": ["a", "b\ud800"]}, "prompt: ", "surrogate"),
+        ("/v1/completions", {"prompt": "x " * 9000}, "prompt is too long", "maximum"),
+        ("/v1/completions", {"prompt": [5] * 8192}, "the prompt has 8192 tokens", "no room"),
+        ("/v1/completions", {"stop": [""]}, "stop: ", "a string of 1 to"),
+        ("/v1/completions", {"stop": ["a"] * 17}, "stop: ", "a list of up to 16"),
+        ("/v1/chat/completions", {"messages": [5]}, "messages[0]: ", "dictionary"),
+        ("/v1/chat/completions", {"messages": "\ud800"}, "messages: ", "list"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "\ud800"}]},
+            "messages: ",
+            "surrogate",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x " * 9000}]},
+            "prompt is too long",
+            "maximum",
+        ),
+        ("/v1/messages", {"system": 5}, "system: ", "a string or a list of text blocks"),
+        ("/v1/messages", {"tools": [{"type": "x", "name": "x"}]}, "tools[0].type: ", "'custom'"),
+    ],
+)
+def test_a_refusal_names_the_field_of_the_request(
+    plain: Served, path: str, more: dict[str, Any], start: str, said: str
+) -> None:
+    content = json.dumps({**BODIES[path][1], **more})
+    headers = {"content-type": "application/json"}
+    with plain.http as client:
+        response = client.post(path, content=content, headers=headers)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["message"].startswith(start)
+    assert said in error["message"]
+    if path != "/v1/messages":
+        assert error["param"] == next(iter(more))

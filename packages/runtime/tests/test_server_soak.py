@@ -3,12 +3,14 @@
 Each reply names the case that was asked about, so one client's text in another's answer is seen.
 """
 
+import ctypes
 import gc
 import json
 import os
 import random
 import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +32,10 @@ GIVEN_UP = 1 / 3
 PASS_S = 0.0003
 MOST_GROWTH = 16 * 2**20
 """Bytes that the process may grow by in the second half: what allocators keep, not what leaks."""
+MOST_BLOCKS = REQUESTS // 4
+"""Blocks of Python's own that may be more after the second half: one every other request."""
+MOST_NATIVE = 2 * 2**20
+"""Bytes that malloc may have given out more after the second half."""
 
 Ask = tuple[str, dict[str, Any], Callable[[dict[str, str]], bool]]
 
@@ -204,6 +210,33 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+class MallInfo(ctypes.Structure):
+    """What glibc's ``mallinfo2`` returns."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def in_use() -> tuple[int, int]:
+    """Blocks of Python's allocator and bytes of malloc that are in use, whatever both have kept.
+
+    The second is 0 where the C library does not say.
+    """
+    gc.collect()
+    native = 0
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallinfo2"):
+        library.mallinfo2.restype = MallInfo
+        info = library.mallinfo2()
+        native = info.uordblks + info.hblkhd
+    return sys.getallocatedblocks(), native
+
+
 def left_over() -> list[str]:
     """What belongs to a request and is still there, but for the job that the thread ran last."""
     gc.collect()
@@ -241,7 +274,11 @@ def test_two_thousand_requests_leave_nothing_behind(tokenizer: Tokenizer) -> Non
             return threading.active_count(), files, resident_bytes()
 
         threads, files, memory = half(1)
+        blocks, native = in_use()
         more_threads, more_files, more_memory = half(1 + CLIENTS)
+        more_blocks, more_native = in_use()
+        assert more_blocks - blocks < MOST_BLOCKS
+        assert more_native - native < MOST_NATIVE
         assert more_threads <= threads + 8  # the pool that renders grows to the most at once
         assert more_files <= files + 4
         if more_memory - memory >= MOST_GROWTH:

@@ -54,10 +54,10 @@ class Completion:
             return ""
         delta = self._detokenizer.push([token])
         # As with end tokens, nothing ends an answer before min_tokens.
-        if len(self.token_ids) >= self.params.min_tokens:
-            delta, matched = self._stops.push(delta)
-            if matched:
-                self.finish_reason = "stop"
+        active = len(self.token_ids) >= self.params.min_tokens
+        delta, matched = self._stops.push(delta, active=active)
+        if matched:
+            self.finish_reason = "stop"
         self.text += delta
         return delta
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from bytebound.grammar import ToolForm
-from bytebound.server.fields import MOST_STOPS, Body, StopString
+from bytebound.server.fields import MOST_STOPS, Body, StopString, one_of
 from bytebound.server.formats import OutputFormat, ToolUse
 from bytebound.server.openai_bodies import LARGEST
 
@@ -74,7 +74,9 @@ class CountBody(Body):
 
     model: str
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    system: str | list[dict[str, Any]] | None = None
+    system: Annotated[
+        str | list[dict[str, Any]] | None, one_of("a string or a list of text blocks")
+    ] = None
     thinking: Thinking | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: ToolChoice | None = None

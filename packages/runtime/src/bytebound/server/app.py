@@ -199,7 +199,7 @@ def _refusal(path: str, failure: RequestFailure) -> Response:
 def _validation_failure(errors: Sequence[Any]) -> RequestFailure:
     """The first thing that is wrong with a body; it names the field and never shows all of it."""
     error = errors[0]
-    kind, place = error["type"], [str(part) for part in error["loc"] if part != "body"]
+    kind, place = error["type"], [part for part in error["loc"] if part != "body"]
     if kind == "json_invalid":
         return bad_request(f"the body is not JSON: {error['ctx']['error']}")
     message = str(error["msg"]).removeprefix("Value error, ")
@@ -210,16 +210,19 @@ def _validation_failure(errors: Sequence[Any]) -> RequestFailure:
             )
         name = message.partition(":")[0]
         return bad_request(message, name if name.isidentifier() else None)
-    name = ".".join(place)
+    field = str(place[0])
+    name = field + "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in place[1:]
+    )
     if kind == "extra_forbidden":
         return bad_request(
-            f"{name}: unknown or unsupported parameter; leave it out", place[0], "unknown_parameter"
+            f"{name}: unknown or unsupported parameter; leave it out", field, "unknown_parameter"
         )
     if kind == "missing":
-        return bad_request(f"{name}: missing", place[0], "missing_parameter")
+        return bad_request(f"{name}: missing", field, "missing_parameter")
     given = repr(error.get("input"))
     shown = given if len(given) <= LONGEST_INPUT else given[:LONGEST_INPUT] + "..."
-    return bad_request(f"{name}: {message[:1].lower()}{message[1:]}; got {shown}", place[0])
+    return bad_request(f"{name}: {message[:1].lower()}{message[1:]}; got {shown}", field)
 
 
 def _check_model(service: Service, name: str) -> None:

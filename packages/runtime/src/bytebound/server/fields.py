@@ -9,6 +9,9 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
     model_validator,
 )
@@ -30,9 +33,25 @@ def _of_kind(kind: type) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def one_of(expected: str) -> WrapValidator:
+    """One message for a union, whose members would have one each, and the first be shown."""
+
+    def check(value: Any, inner: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return inner(value)
+        except ValidationError as error:
+            raise ValueError(f"expected {expected}") from error
+
+    return WrapValidator(check)
+
+
 One = Annotated[Literal[1], _of_kind(int)]
 Never = Annotated[Literal[False], _of_kind(bool)]
 StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+Stops = Annotated[
+    StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS)],
+    one_of(f"a string of 1 to {LONGEST_STOP} characters, or a list of up to {MOST_STOPS}"),
+]
 
 
 class Body(BaseModel):
@@ -65,7 +84,7 @@ class SamplingFields(Body):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
-    stop: StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
+    stop: Stops | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=64)] | None = None
     min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
     ignore_eos: bool | None = None

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from bytebound.grammar import ToolForm
-from bytebound.server.fields import MOST_LOGPROBS, Body, Never, One, SamplingFields
+from bytebound.server.fields import MOST_LOGPROBS, Body, Never, One, SamplingFields, one_of
 from bytebound.server.formats import ResponseFormat, ToolUse
 
 LARGEST = 2**31 - 1
@@ -148,12 +148,13 @@ MOST_PROMPTS = 128
 class CompletionBody(OpenAIFields):
     """``POST /v1/completions``."""
 
-    prompt: (
+    prompt: Annotated[
         str
         | Ids
         | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
-        | Annotated[list[Ids], Field(min_length=1, max_length=MOST_PROMPTS)]
-    )
+        | Annotated[list[Ids], Field(min_length=1, max_length=MOST_PROMPTS)],
+        one_of(f"text or token ids, at least one, or a list of up to {MOST_PROMPTS} of either"),
+    ]
     max_tokens: int | None = Field(None, ge=0, le=LARGEST)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)

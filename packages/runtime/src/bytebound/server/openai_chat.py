@@ -72,7 +72,9 @@ async def _admit(service: Service, body: ChatBody) -> Turn:
     params = replace(chosen, stop=(), grammar=grammar)
     check_room(engine, prompt, params)
     schemas = {tool.function.name: tool.function.parameters or {} for tool in offered}
-    split = ReplySplitter(service.tokenizer, prompt, schemas or None, stop=chosen.stop)
+    split = ReplySplitter(
+        service.tokenizer, prompt, schemas or None, stop=chosen.stop, min_tokens=chosen.min_tokens
+    )
     work = thinking_work(engine, prompt, params, body.thinking_budget, calls=bool(offered))
     return admit(service.worker, prompt, params, split, work)
 

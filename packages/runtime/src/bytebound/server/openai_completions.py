@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from bytebound.engine import Engine
+from bytebound.errors import InvalidRequestError
 from bytebound.results import GenerationStats, StreamEvent
 from bytebound.sampling import SamplingParams
 from bytebound.server.errors import bad_request
@@ -25,6 +26,7 @@ from bytebound.server.replies import PlainSplitter
 from bytebound.server.service import Service
 from bytebound.server.sse import data_event, with_signs_of_life
 from bytebound.server.turn import Turn, Update, admit, check_prompt, check_room, make_params
+from bytebound.text.tokenizer import Tokenizer
 
 ENDPOINT = "/v1/completions"
 
@@ -51,7 +53,7 @@ def _read_prompts(service: Service, body: CompletionBody) -> list[_Prompt]:
     found = []
     grammar = compiled_grammar(engine, body.response_format, "response_format")
     for given in body.prompts():
-        ids = tokenizer.encode(given) if isinstance(given, str) else given
+        ids = _encoded(tokenizer, given) if isinstance(given, str) else given
         for token_id in ids:
             if token_id >= engine.executor.vocab_size:
                 raise bad_request(
@@ -59,16 +61,23 @@ def _read_prompts(service: Service, body: CompletionBody) -> list[_Prompt]:
                     f"{engine.executor.vocab_size - 1}",
                     "prompt",
                 )
-        room = check_prompt(engine, settings, ids)
+        room = check_prompt(engine, settings, ids, "prompt")
         params = make_params(engine, settings, body.sampling(), room)
         params = replace(params, grammar=grammar)
-        check_room(engine, ids, params)
+        check_room(engine, ids, params, "prompt")
         if body.echo and body.logprobs is not None:
             check_score_size(engine, ids)
         found.append(
             _Prompt(ids, given if isinstance(given, str) else tokenizer.decode(ids), params)
         )
     return found
+
+
+def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:
+    try:
+        return tokenizer.encode(text)
+    except InvalidRequestError as error:
+        raise bad_request(f"prompt{str(error).removeprefix('text')}", "prompt") from error
 
 
 class _Choice:

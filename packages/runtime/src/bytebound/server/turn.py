@@ -123,25 +123,35 @@ def make_params(
     return params
 
 
-def check_prompt(engine: Engine, settings: ServerSettings, prompt: Sequence[int]) -> int:
-    """Refuse a prompt that is empty or too long; return how many tokens may follow it."""
+def check_prompt(
+    engine: Engine, settings: ServerSettings, prompt: Sequence[int], field: str = "messages"
+) -> int:
+    """Refuse a prompt that is empty or too long; return how many tokens may follow it.
+
+    ``field`` is what the request calls that which the prompt was made of.
+    """
     if not prompt:
-        raise bad_request("the prompt is empty; at least one token is needed", "prompt")
+        raise bad_request(f"{field}: empty; the prompt needs at least one token", field)
     limit, what = engine.max_len, "the context"
     if settings.max_prompt_tokens is not None and settings.max_prompt_tokens < limit:
         limit, what = settings.max_prompt_tokens, "what this server takes"
     if len(prompt) > limit:
         # Agents look for these words and numbers, and then shorten their history.
-        raise _too_long(f"prompt is too long: {len(prompt)} tokens > {limit} maximum, {what}")
+        raise _too_long(
+            f"prompt is too long: {len(prompt)} tokens > {limit} maximum, {what}", field
+        )
     return engine.max_len - len(prompt)
 
 
-def check_room(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> None:
+def check_room(
+    engine: Engine, prompt: Sequence[int], params: SamplingParams, field: str = "messages"
+) -> None:
     """Refuse a prompt that leaves no place for the tokens asked for."""
     if len(prompt) >= engine.max_len and params.max_tokens > 0:
         raise _too_long(
             f"the prompt has {len(prompt)} tokens and the context {engine.max_len}: no room for "
-            f"a completion of up to {params.max_tokens} tokens"
+            f"a completion of up to {params.max_tokens} tokens",
+            field,
         )
 
 
@@ -179,10 +189,10 @@ def admit(
     return Turn(worker.submit(stream if work is None else work), prompt, params, split)
 
 
-def _too_long(message: str) -> RequestFailure:
+def _too_long(message: str, field: str) -> RequestFailure:
     return bad_request(
         message + ". Shorten the prompt, or start the server with a larger --max-len where the "
         "model has one",
-        "messages",
+        field,
         "context_length_exceeded",
     )

@@ -8,7 +8,8 @@ text. Where the tags stand in the text is known because the characters of each i
 - A tool call is what stands behind ``<tool_call>``, if the request offered tools and the text
   behind it names a function. White space before and behind it goes.
 - A tag that means nothing where it stands is text, and so is a call that names no function.
-- ``stop`` strings end the answer's text. They are not looked for in thoughts and in calls.
+- ``stop`` strings end the answer's text, but for those that are complete before the reply has
+  ``min_tokens`` ids. They are not looked for in thoughts and in calls.
 """
 
 from collections import deque
@@ -62,6 +63,7 @@ class ReplySplitter:
         *,
         call_id: Callable[[int], str] = tool_calls.new_call_id,
         stop: Sequence[str] = (),
+        min_tokens: int = 0,
     ) -> None:
         tags = [thinking.OPEN, thinking.CLOSE]
         tags += [tool_calls.OPEN, tool_calls.CLOSE] if tools else []
@@ -83,6 +85,7 @@ class ReplySplitter:
         self._call: tool_calls.ToolCallReader | None = None
         self._calls = 0
         self._stops = StopStrings(stop)
+        self._missing = min_tokens  # ids until a stop string counts
         self.surplus = 0
         """Ids of the last ``push`` behind the one that completed a stop string."""
 
@@ -102,6 +105,7 @@ class ReplySplitter:
         self.surplus = 0
         pieces: list[Piece] = []
         for count, token_id in enumerate(token_ids, start=1):
+            self._missing -= 1
             self._take_id(token_id)
             # Each id's text by itself shows which one completes a stop string.
             due = max(0, self._seen - self._passed - len(self._held))
@@ -170,6 +174,9 @@ class ReplySplitter:
                 pieces.append(ReasoningDelta(thought))
         else:
             self._say(pieces, self._text.push(text))
+            # White space may be a stop string, which the id that completes it ends.
+            if self._stops.would_end(self._text.held) and (self._said or self._missing > 0):
+                self._say(pieces, self._text.flush())
 
     def _take_tag(self, pieces: list[Piece], tag: str) -> None:
         call = self._call
@@ -224,8 +231,8 @@ class ReplySplitter:
 
     def _say(self, pieces: list[Piece], text: str) -> None:
         if text:
-            self._said = True
-            shown, _ = self._stops.push(text)
+            self._said = self._said or not text.isspace()
+            shown, _ = self._stops.push(text, active=self._missing <= 0)
             if shown:
                 pieces.append(TextDelta(shown))
 
@@ -243,6 +250,11 @@ class _Trimmed:
         self.begun = False
         self._at_start = at_start
         self._held = ""
+
+    @property
+    def held(self) -> str:
+        """White space that is text unless a tag comes."""
+        return self._held
 
     def push(self, text: str) -> str:
         """Take more; return what is text whatever comes next."""

@@ -23,20 +23,16 @@ class StopStrings:
         """The stop string that ended the text, or None."""
         return self._matched
 
-    def push(self, delta: str) -> tuple[str, str | None]:
+    def push(self, delta: str, *, active: bool = True) -> tuple[str, str | None]:
         """Take the next piece; return the text that is safe to show and the matched stop string.
 
-        After a match everything further is dropped.
+        A stop string that is completed in a piece that is not ``active`` is text, but one may begin
+        there. After a match everything further is dropped.
         """
         if self._matched is not None or not self._stops:
             return ("" if self._matched is not None else delta), self._matched
         text = self._held + delta
-        found: tuple[int, int, str] | None = None
-        for stop in self._stops:
-            start = text.find(stop)
-            if start >= 0:
-                candidate = (start + len(stop), start, stop)
-                found = candidate if found is None else min(found, candidate)
+        found = self._first(text) if active else None
         if found is not None:
             _, start, self._matched = found
             self._held = ""
@@ -45,10 +41,24 @@ class StopStrings:
         self._held = text[cut:]
         return text[:cut], None
 
+    def would_end(self, delta: str) -> bool:
+        """Whether a stop string is complete in what is held back and ``delta``."""
+        return self._matched is None and self._first(self._held + delta) is not None
+
     def flush(self) -> str:
         """Return what was still held back: the text is over and no stop string was completed."""
         held, self._held = self._held, ""
         return held
+
+    def _first(self, text: str) -> tuple[int, int, str] | None:
+        """End, start and stop string of the first that ends behind what is held back."""
+        found: tuple[int, int, str] | None = None
+        for stop in self._stops:
+            start = text.find(stop, max(0, len(self._held) + 1 - len(stop)))
+            if start >= 0:
+                candidate = (start + len(stop), start, stop)
+                found = candidate if found is None else min(found, candidate)
+        return found
 
     def _held_length(self, text: str) -> int:
         for length in range(min(self._longest - 1, len(text)), 0, -1):
