@@ -2,11 +2,13 @@
 
     python bench/stream_timeline.py record --out FILE.npz [--model random:qwen3.5-27b] [--rows 1]
     python bench/stream_timeline.py draw FILE.npz --out FILE.svg
+    python bench/stream_timeline.py spread FILE.npz
 
 ``record`` needs a GPU: it runs the launch between the first two attention layers a few times and
 keeps the clock of the last one, as ``weight_stream(clock=...)`` writes it: for every op and block
 when its first warp began, had its input, was done with its items, and had handed over. ``draw``
-needs matplotlib.
+needs matplotlib. ``spread`` says how far apart the blocks are done with the items of each product,
+and whether it is the same blocks that are late in every product of a shape.
 """
 
 import argparse
@@ -90,8 +92,31 @@ def draw(arguments: argparse.Namespace) -> None:
     figure.savefig(arguments.out, dpi=110)
 
 
+def lateness(stamps: np.ndarray, product: int) -> np.ndarray:
+    """How long after the median block each one was done with a product's items, in us [blocks]."""
+    done: np.ndarray = stamps[product, 2] - np.nanmedian(stamps[product, 2])
+    return done
+
+
+def spread(arguments: argparse.Namespace) -> None:
+    """Print, for each shape of a product, the spread of its blocks and how constant it is."""
+    with np.load(arguments.recorded) as kept:
+        stamps, names = kept["stamps"], [str(name) for name in kept["names"]]
+    print(f"{'product':>14}  calls  first  last  deviation, us  of which constant  correlation")
+    for name in dict.fromkeys(name for name in names if " x " in name):
+        calls = np.array([lateness(stamps, i) for i, one in enumerate(names) if one == name])
+        first, last = calls.min(axis=1).mean(), calls.max(axis=1).mean()
+        line = f"{name:>14}  {len(calls):5}  {first:5.1f}  {last:4.1f}  {calls.std():13.2f}"
+        if len(calls) > 1:
+            apart = np.corrcoef(calls)[np.triu_indices(len(calls), 1)].mean()
+            chance = (calls - calls.mean(axis=0)).var() * len(calls) / (len(calls) - 1)
+            constant = max(calls.var() - chance, 0.0) ** 0.5
+            line += f"  {constant:17.2f}  {apart:11.2f}"
+        print(line)
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Record or draw."""
+    """Record, draw, or print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     commands = parser.add_subparsers(required=True)
     recorder = commands.add_parser("record")
@@ -103,6 +128,9 @@ def main(argv: list[str] | None = None) -> int:
     drawer.add_argument("recorded", type=Path, metavar="FILE.npz")
     drawer.add_argument("--out", type=Path, required=True, metavar="FILE.svg")
     drawer.set_defaults(run=draw)
+    printer = commands.add_parser("spread")
+    printer.add_argument("recorded", type=Path, metavar="FILE.npz")
+    printer.set_defaults(run=spread)
     arguments = parser.parse_args(argv)
     arguments.run(arguments)
     return 0
