@@ -229,14 +229,16 @@ def test_another_method_is_refused_in_an_envelope(plain: Served, path: str, meth
     assert response.status_code == 405
     assert response.headers["allow"] == "POST"
     if method != "HEAD":
+        assert "takes POST alone" in response.json()["error"]["message"]
         assert response.json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
 def test_another_path_is_refused_in_an_envelope(plain: Served, method: str) -> None:
     with plain.http as client:
-        response = client.request(method, "/v1/nothing")
+        response = client.request(method, "/v1/chat/completions/")
         assert response.status_code == 404
+        assert "ends with /v1" in response.json()["error"]["message"]
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
         response = client.request(method, "/v1/messages/batches")
         assert response.status_code == 404
@@ -259,3 +261,29 @@ def test_a_connection_goes_on_behind_refusals(plain: Served) -> None:
                 connection.sendall(head(at, f"Content-Length: {len(data)}", method=verb) + data)
                 status, _ = read(connection)
                 assert (status == 200) is (sent is BODY and at == "/v1/completions")
+
+
+def test_a_connection_outlives_those_of_client_libraries(plain: Served) -> None:
+    """They keep theirs for five seconds: a server that closes then would meet the next request."""
+    with connect(plain) as connection:
+        for pause in (5.5, 0):
+            connection.sendall(head("/health", method="GET"))
+            assert read(connection)[0] == 200
+            time.sleep(pause)
+
+
+def test_no_event_is_more_than_one_line_to_any_reader(tokenizer: Tokenizer) -> None:
+    """Python's readers of text also end a line at these three."""
+    text = "one\x85two\u2028three\u2029four 한국어"
+    want = tokenizer.decode(tokenizer.encode(text))
+    assert {"\x85", "\u2028", "\u2029"} < set(want)
+    body = {**BODY, "stream": True, "max_tokens": 99}
+    with (
+        served(script(tokenizer, text)) as found,
+        found.http as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        lines = [line for line in response.iter_lines() if line]
+    assert lines.pop() == "data: [DONE]"
+    values = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert "".join(value["choices"][0]["text"] for value in values) == want

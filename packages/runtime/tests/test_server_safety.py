@@ -265,8 +265,10 @@ def test_the_metrics_name_no_path_of_a_client(plain: Served) -> None:
     with plain.http as client:
         client.get("/v1/a-path-of-mine")
         client.post("/v1/completions", json=BODY)
+        client.post("/v1/a-path-of-mine", json={"prompt": "x" * 5000})
         text = client.get("/metrics").text
     assert "a-path-of-mine" not in text
+    assert 'bytebound_requests_total{endpoint="refused at the door",status="413"}' in text
     assert 'bytebound_requests_total{endpoint="/v1/completions",status="200"}' in text
     assert "bytebound_queue_depth 0.0" in text
 

@@ -61,6 +61,10 @@ ANTHROPIC_FAILURES = _failures(
     _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT))
 )
 ANTHROPIC_PATHS = "/v1/messages"
+NOT_HERE = (
+    "nothing is served at this path; the base URL of OpenAI's clients ends with /v1, that of "
+    "Anthropic's with the port"
+)
 LONGEST_INPUT = 60
 # A reply is one object, or events where the request asks for a stream.
 REPLIES: dict[int | str, dict[str, Any]] = {
@@ -86,10 +90,16 @@ def app_of(service: Service) -> ASGIApp:
         responses=FAILURES,
         docs_url=None,  # the pages would load scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # would name a scheme and a host that a proxy has others for
     )
     _add_routes(app, service)
     _add_failures(app, service)
-    return Guard(app, service.settings, _refusal)
+
+    def refuse(path: str, failure: RequestFailure) -> Response:
+        service.metrics.requests.labels("refused at the door", str(failure.status)).inc()
+        return _refusal(path, failure)
+
+    return Guard(app, service.settings, refuse)
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
@@ -177,9 +187,12 @@ def _add_failures(app: FastAPI, service: Service) -> None:
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
         headers = dict(error.headers or {})
-        return answer(
-            request, RequestFailure(error.status_code, str(error.detail), headers=headers)
-        )
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = NOT_HERE
+        elif error.status_code == 405:
+            message = f"this path takes {headers.get('Allow', 'other methods')} alone"
+        return answer(request, RequestFailure(error.status_code, message, headers=headers))
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:

@@ -20,6 +20,9 @@ from bytebound.server.settings import ServerSettings
 
 log = logging.getLogger("bytebound.server")
 
+KEEP_ALIVE_S = 75
+"""Seconds that a connection may be idle: more than clients keep theirs, or one would send a request
+while the server closes."""
 LAST_WORDS_S = 1.0
 """Seconds in which a client must have taken the end of a reply that was cut."""
 HURRIED_PASS_S = 0.5
@@ -47,6 +50,7 @@ class ServerProcess(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
             lifespan="on",
             ws="none",
         )

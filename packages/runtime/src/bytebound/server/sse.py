@@ -13,10 +13,16 @@ T = TypeVar("T")
 
 SIGN_OF_LIFE_S = 5.0
 
+# What many clients' readers of lines take for the end of one, and JSON does not escape.
+_LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
+
 
 def dumps(value: Any) -> str:
     """JSON in one line; halves of surrogate pairs, which UTF-8 cannot hold, are escaped."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    if text.isascii():
+        return text
+    text = text.translate(_LINE_ENDS)
     try:
         text.encode()
     except UnicodeEncodeError:
