@@ -12,8 +12,10 @@ PACKAGES = ("bytebound", "bytebound-kernels", "bytebound-quant", "bytebound-eval
 _SMI = ("name", "driver_version", "power.limit", "clocks.sm", "clocks.mem", "clocks.max.sm")
 
 
-def machine_record(device: str) -> dict[str, Any]:
+def machine_record(device: str, engine: str | None = None) -> dict[str, Any]:
     """What decides the numbers of a run on ``device`` ("cpu" or "cuda").
+
+    ``engine`` is the one of the CUDA backend that ran, kept under that name.
 
     For a card: gpu, driver, cuda, torch, power_limit_w and clocks as they are at this moment, so
     call it after the run. For a processor: cpu, threads, torch and python.
@@ -29,6 +31,7 @@ def machine_record(device: str) -> dict[str, Any]:
             "torch": torch.__version__,
             "power_limit_w": card.get("power.limit", "unknown"),
             "clocks": _clocks(card),
+            **({} if engine is None else {"engine": engine}),
         }
     return {
         "cpu": cpu_name(),

@@ -6,6 +6,7 @@ from typing import Any
 
 import bytebound
 from bytebound import Engine, TokenizerMissingError
+from bytebound.backends import check_engine, choose_backend
 from bytebound.loading import find_model
 from bytebound.names import random_shape, resolve_model
 from bytebound.reading import Progress
@@ -27,6 +28,12 @@ class ModelRun:
     max_len: int | None = None
     draft: str = "none"
     num_draft_tokens: int = 4
+    engine: str = "graph"
+
+    @property
+    def engine_name(self) -> str | None:
+        """Which engine of the CUDA backend runs; None where another backend does."""
+        return engine_name(self.model, self.backend, self.device, self.dtype, self.engine)
 
     @property
     def on_gpu(self) -> bool:
@@ -58,6 +65,7 @@ class ModelRun:
             max_len=self.max_len,
             draft=self.draft,
             num_draft_tokens=self.num_draft_tokens,
+            engine=self.engine,
             on_progress=on_progress,
         )
 
@@ -77,6 +85,7 @@ class ModelRun:
         return {
             "bytebound": bytebound.__version__,
             "backend": self.backend,
+            "engine": self.engine_name,
             "device": "cuda" if self.on_gpu else "cpu",
             "dtype": self.dtype,
             "kv_dtype": self.kv_dtype,
@@ -85,6 +94,20 @@ class ModelRun:
     def identity(self) -> dict[str, Any]:
         """Weights and how they run, for logs that are continued; reads every byte of the folder."""
         return {"weights": model_digest(self.model), **self.record()}
+
+
+def engine_name(
+    model: str, backend: str, device: str | None, dtype: str | None, engine: str
+) -> str | None:
+    """The engine by which the CUDA backend would run ``model``; None where another backend runs it.
+
+    Raises:
+        ByteboundError: there is no such model, backend, device or engine, or the backend has not
+            this engine.
+    """
+    chosen = choose_backend(backend, find_model(model)[1], device, dtype)
+    check_engine(engine, chosen)
+    return engine if chosen.name == "cuda" else None
 
 
 def tokenizer_of(model: str) -> Tokenizer:

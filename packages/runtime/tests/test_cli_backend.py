@@ -122,6 +122,7 @@ def test_generate_labels_noise(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_pa
     arguments = ("generate", "-m", "tiny", "--ids", "1 2 3", "--max-tokens", 3)
     plain = json.loads(run(*arguments, "--json", "--device", "cpu").out)
     assert (plain["weights"], plain["backend"]) == ("stored", "reference")
+    assert plain["engine"] is None
 
     engine = Engine.from_pretrained("tiny", device="cpu", max_len=64)
     assert engine.memory_plan is not None
@@ -129,6 +130,9 @@ def test_generate_labels_noise(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(bytebound.cli.opening, "open_engine", lambda *options: engine)
     noise = json.loads(run(*arguments, "--json").out)
     assert (noise["weights"], noise["backend"]) == ("random", "cuda")
+    assert noise["engine"] == "graph"
+    stream = json.loads(run(*arguments, "--engine", "stream", "--json").out)
+    assert stream["engine"] == "stream"
     assert run(*arguments).stats.startswith("[random weights, tokens are noise | 3 tokens")
 
 

@@ -65,7 +65,7 @@ def gate(
     Worse means beyond its tolerance and beyond noise: a t test of the means, which over all metrics
     together is wrong once in 200 runs, or medians more than 20 robust spreads apart, so that an
     outlier hides no large change. A metric whose tolerance is 0 must not get worse at all. Another
-    card, driver or case is wrong use: exit code 2.
+    card, driver, engine or case is wrong use: exit code 2.
     """
     from bytebound.cli.output import emit, emit_json
 

@@ -61,6 +61,7 @@ def gsm8k(
     backend: opt.Backend = "auto",
     device: opt.Device = None,
     dtype: opt.Dtype = None,
+    engine: opt.Engine = "graph",
     kv_dtype: quality_opt.KvDtype = "auto",
     max_len: Annotated[
         int | None,
@@ -104,17 +105,17 @@ def gsm8k(
         max_len = min(
             ModelRun(model).limit, max(DEFAULT_CONTEXT, settings.max_tokens + PROMPT_ROOM)
         )
-    run = ModelRun(model, backend, device, dtype, kv_dtype, max_len, draft)
+    run = ModelRun(model, backend, device, dtype, kv_dtype, max_len, draft, engine=engine)
     run.check_length("max tokens", settings.max_tokens)
     problems = load_problems(
         data, shots=DEFAULT_SHOTS[mode] if shots is None else shots, limit=limit
     )
     identity = None if log is None else run.identity()
-    engine = measuring.open_model(run)
+    loaded = measuring.open_model(run)
     try:
         with JobProgress(len(problems.problems)) as bar:
             found = measure_accuracy(
-                engine,
+                loaded,
                 problems,
                 settings,
                 model=identity,

@@ -83,6 +83,7 @@ def kl(
     backend: opt.Backend = "auto",
     device: opt.Device = None,
     dtype: opt.Dtype = None,
+    engine: opt.Engine = "graph",
     kv_dtype: quality_opt.KvDtype = "auto",
     name: quality_opt.Name = None,
     commit: opt.Commit = None,
@@ -92,7 +93,7 @@ def kl(
     """Measure KL(reference || model), top-1 agreement and both perplexities on the same windows.
 
     The direction says what the model loses where the reference is the truth. Full distributions,
-    never rounded to 16 bits.
+    never rounded to 16 bits. The reference runs on the graph engine.
     """
     from bytebound_quant.cli.progress import JobProgress
 
@@ -120,7 +121,7 @@ def kl(
         prefix_id=prefix_id,
         max_tokens=max_tokens,
     )
-    run = ModelRun(model, backend, device, dtype, kv_dtype, max_len=window)
+    run = ModelRun(model, backend, device, dtype, kv_dtype, max_len=window, engine=engine)
     run.check_length("window", window)
     cut = settings.cut(tokenizer_of(model))
     judge: Reference
@@ -136,9 +137,9 @@ def kl(
         )
         judge = _computed(other, run, cut, cache, cache_limit)
         described = measuring.model_name(reference)
-    engine = measuring.open_model(run)
+    loaded = measuring.open_model(run)
     with JobProgress(cut.scored) as bar:
-        found = measure_divergence(engine, judge, cut, lambda count: bar.tick(count, "windows"))
+        found = measure_divergence(loaded, judge, cut, lambda count: bar.tick(count, "windows"))
     called, folder = measuring.model_name(model, name), measuring.model_name(model)
     metrics = divergence_metrics(called, folder, described, cut, found)
     measuring.keep(out, metrics, run, commit, NOTE)

@@ -48,7 +48,7 @@ def keep(
     from bytebound_evals.results import Result, write_result
 
     result = Result(
-        machine=machine_record("cuda" if run.on_gpu else "cpu"),
+        machine=machine_record("cuda" if run.on_gpu else "cpu", run.engine_name),
         commit=commit_record(commit),
         command=command_record("bytebound-evals", sys.argv[1:]),
         wheel=wheel_record(),

@@ -54,6 +54,7 @@ def needle(
     backend: opt.Backend = "auto",
     device: opt.Device = None,
     dtype: opt.Dtype = None,
+    engine: opt.Engine = "graph",
     kv_dtype: quality_opt.KvDtype = "auto",
     draft: quality_opt.Draft = "mtp",
     name: quality_opt.Name = None,
@@ -96,13 +97,13 @@ def needle(
         thinking=thinking,
         max_tokens=max_tokens,
     )
-    run = ModelRun(model, backend, device, dtype, kv_dtype, max(wanted), draft)
+    run = ModelRun(model, backend, device, dtype, kv_dtype, max(wanted), draft, engine=engine)
     run.check_length("length", max(wanted))
     haystack = "\n\n".join(find_text(text).documents())
-    engine = measuring.open_model(run)
+    loaded = measuring.open_model(run)
     with JobProgress(len(wanted) * len(settings.depths) * trials) as bar:
         found = measure_needles(
-            engine, haystack, settings, lambda find: bar.tick(1, f"{find.length:,} tokens")
+            loaded, haystack, settings, lambda find: bar.tick(1, f"{find.length:,} tokens")
         )
     called, folder = measuring.model_name(model, name), measuring.model_name(model)
     measuring.keep(out, needle_metrics(called, folder, settings, found), run, commit, NOTE)

@@ -27,6 +27,13 @@ Backend = Annotated[str, typer.Option(metavar="auto|reference|cuda", help="Execu
 Device = Annotated[
     str | None, typer.Option(metavar="cpu|cuda", help="Default: the GPU if there is one.")
 ]
+Engine = Annotated[
+    str,
+    typer.Option(
+        metavar="graph|stream",
+        help="How cuda runs a pass: a kernel for each op, or a few long ones.",
+    ),
+]
 Dtype = Annotated[
     str | None,
     typer.Option(

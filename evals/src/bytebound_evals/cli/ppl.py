@@ -21,6 +21,7 @@ def ppl(
     backend: opt.Backend = "auto",
     device: opt.Device = None,
     dtype: opt.Dtype = None,
+    engine: opt.Engine = "graph",
     kv_dtype: quality_opt.KvDtype = "auto",
     name: quality_opt.Name = None,
     commit: opt.Commit = None,
@@ -49,12 +50,12 @@ def ppl(
         prefix_id=prefix_id,
         max_tokens=max_tokens,
     )
-    run = ModelRun(model, backend, device, dtype, kv_dtype, max_len=window)
+    run = ModelRun(model, backend, device, dtype, kv_dtype, max_len=window, engine=engine)
     run.check_length("window", window)
     cut = settings.cut(tokenizer_of(model))
-    engine = measuring.open_model(run)
+    loaded = measuring.open_model(run)
     with JobProgress(cut.scored) as bar:
-        found = measure_perplexity(engine, cut, lambda count: bar.tick(count, "windows"))
+        found = measure_perplexity(loaded, cut, lambda count: bar.tick(count, "windows"))
     called, folder = measuring.model_name(model, name), measuring.model_name(model)
     measuring.keep(out, perplexity_metrics(called, folder, cut, found), run, commit, NOTE)
     measuring.show(

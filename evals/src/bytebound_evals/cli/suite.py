@@ -29,6 +29,7 @@ def suite(
     backend: opt.Backend = "auto",
     device: opt.Device = None,
     dtype: opt.Dtype = None,
+    engine: opt.Engine = "graph",
     form: Annotated[
         list[str] | None,
         typer.Option(
@@ -120,7 +121,8 @@ def suite(
     Speed over eight prompts and several depths with every draft; perplexity, KL, top-1 and word
     problems of the 16 bits and of each 4-bit form; then report.md, report.html and plots. Forms
     that an earlier run made in the folder of the same weights and settings are used again, others
-    are refused. Simple mistakes are found before anything is loaded.
+    are refused. --engine is that of the speed and of the 4-bit forms; what they are judged by runs
+    on graph. Simple mistakes are found before anything is loaded.
     """
     from bytebound.cli.output import emit, emit_json, remark
 
@@ -144,6 +146,7 @@ def suite(
         depths=chosen_depths(depth),
         new_tokens=tokens,
         samples=samples,
+        engine=engine,
     )
     quality_settings = QualitySettings(
         text=TextSettings(text=text, window=window, max_tokens=text_tokens),
@@ -152,6 +155,7 @@ def suite(
         backend=backend,
         device=device,
         dtype=dtype,
+        engine=engine,
     )
     whole = Suite(
         model=model,

@@ -26,6 +26,7 @@ def throughput(
     kv_dtype: Annotated[
         str, typer.Option(metavar="auto|bfloat16|fp8", help="Kind of KV cache; fp8: cuda only.")
     ] = "auto",
+    engine: opt.Engine = "graph",
     max_len: Annotated[
         int | None, typer.Option(metavar="N", help="Context. Default: what the depths need.")
     ] = None,
@@ -111,6 +112,7 @@ def throughput(
         new_tokens=tokens,
         samples=samples,
         stop_at_end=stop_at_end,
+        engine=engine,
     )
     run = Throughput(settings, report=lambda stem, sample: remark(f"{stem}: {sample.line()}"))
     run.read = read_bandwidth(read_gb_s, card, on_gpu=settings.on_gpu)

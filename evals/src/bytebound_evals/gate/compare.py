@@ -25,6 +25,8 @@ LEAST_CHANGE = 1e-12
 """In the metric's own unit: medians closer than this are equal but for rounding."""
 ROUNDING = 1e-9
 """Relative: a change of just the tolerance is within it."""
+FIRST_ENGINE = "graph"
+"""The engine of results that name none: of a CPU, or older than the choice."""
 SPEED_UNITS = frozenset(DEFAULT_TOLERANCE_PCT)
 ACCEPTANCE_FIELDS = frozenset({"accepted_per_step", "acceptance", "accept_len"})
 FAILING = frozenset({"SLOWER", "WORSE", "NOT EXACT", "MISSING"})
@@ -101,11 +103,13 @@ def merged(results: Sequence[Result]) -> Result:
     """Rounds of one measurement as one result.
 
     Raises:
-        IncomparableError: the rounds are not of one machine, commit, set of metrics and cases.
+        IncomparableError: the rounds are not of one machine, engine, commit, set of metrics and
+            cases.
     """
     first = results[0]
     for other in results[1:]:
         _same_machine(first, other, "two rounds of one side")
+        _same_engine(first, other, "two rounds of one side")
         if other.commit != first.commit:
             raise IncomparableError(
                 f"rounds of one side are of commits {first.commit} and {other.commit}"
@@ -134,13 +138,14 @@ def compare(
     a comparison with a stored result instead of a run by turns.
 
     Raises:
-        IncomparableError: another card, driver or case; nothing measured on a side; a waiver for a
-            metric that is not there.
+        IncomparableError: another card, driver, engine or case; nothing measured on a side; a
+            waiver for a metric that is not there.
     """
     for side, result in (("baseline", base), ("head", head)):
         if result.not_measured is not None:
             raise IncomparableError(f"the {side} was not measured: {result.not_measured}")
     _same_machine(base, head, "baseline and head")
+    _same_engine(base, head, "baseline and head")
     waived = dict(waivers or {})
     names = [*base.metrics, *(name for name in head.metrics if name not in base.metrics)]
     unknown = sorted(waived.keys() - set(names))
@@ -280,6 +285,15 @@ def _same_machine(one: Result, other: Result, what: str) -> None:
                 f"{what} are of different machines: {field} is {mine!r} and {theirs!r}; measure "
                 "both on one"
             )
+
+
+def _same_engine(one: Result, other: Result, what: str) -> None:
+    mine, theirs = (result.machine.get("engine", FIRST_ENGINE) for result in (one, other))
+    if mine != theirs:
+        raise IncomparableError(
+            f"{what} are of different engines, {mine!r} and {theirs!r}; measure both with one "
+            "--engine"
+        )
 
 
 def _same_case(name: str, one: Metric, other: Metric) -> None:

@@ -59,6 +59,7 @@ class ByteboundLM(TemplateLM):  # type: ignore[misc]
         kv_dtype: str = "auto",
         draft: str = "mtp",
         num_draft_tokens: int = 4,
+        engine: str = "graph",
         seed: int | None = None,
         prefix_token_id: int | None = None,
         max_gen_toks: int = DEFAULT_GEN_TOKENS,
@@ -102,6 +103,7 @@ class ByteboundLM(TemplateLM):  # type: ignore[misc]
                 kv_dtype=kv_dtype,
                 draft=draft,
                 num_draft_tokens=num_draft_tokens,
+                engine=engine,
                 seed=seed,
             )
         )

@@ -32,7 +32,7 @@ def speed_result(
     if read is not None and read.source != MEASURED:  # so that the gate has the same limit
         words += ["--read-gb-s", f"{read.gb_s:.17g}"]
     return Result(
-        machine=machine_record("cuda" if settings.on_gpu else "cpu"),
+        machine=machine_record("cuda" if settings.on_gpu else "cpu", settings.engine_name),
         commit=commit_record(commit),
         command=command_record(PROGRAM, words),
         wheel=wheel_record(),

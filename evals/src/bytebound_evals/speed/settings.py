@@ -5,6 +5,7 @@ from pathlib import Path
 
 from bytebound.settings import check_device
 
+from bytebound_evals.model_run import engine_name
 from bytebound_evals.speed.drafts import DraftSpec
 from bytebound_evals.speed.prompts import Prompt
 
@@ -30,6 +31,7 @@ class Settings:
     new_tokens: int = 128
     samples: int = 5
     stop_at_end: bool = False
+    engine: str = "graph"
 
     @property
     def is_random(self) -> bool:
@@ -46,6 +48,7 @@ class Settings:
         ):
             words += [] if value is None else [option, str(value)]
         words += [] if self.kv_dtype == "auto" else ["--kv-dtype", self.kv_dtype]
+        words += [] if self.engine == "graph" else ["--engine", self.engine]
         for draft in self.drafts:
             words += ["--draft", draft.word]
         for depth in self.depths or (0,):
@@ -69,6 +72,11 @@ class Settings:
         """The model without the folders of one machine."""
         kind = RANDOM if self.is_random else ""
         return kind + Path(self.model.removeprefix(kind)).name
+
+    @property
+    def engine_name(self) -> str | None:
+        """Which engine of the CUDA backend runs; None where another backend does."""
+        return engine_name(self.model, self.backend, self.device, self.dtype, self.engine)
 
     @property
     def on_gpu(self) -> bool:

@@ -17,13 +17,14 @@ from bytebound.errors import InvalidSettingError
 from bytebound.loading import find_model
 from bytebound.settings import (
     BACKENDS,
+    ENGINES,
     check_choice,
     check_cuda,
     check_device,
     check_max_len,
 )
 
-from bytebound_evals.model_run import free_memory
+from bytebound_evals.model_run import engine_name, free_memory
 from bytebound_evals.results import Metric
 from bytebound_evals.speed.drafts import DraftSpec, ForcedDraft
 from bytebound_evals.speed.limits import ReadBandwidth, bytes_per_token, percent_of_limit
@@ -93,6 +94,7 @@ class Throughput:
         if len(set(s.depths)) < len(s.depths):
             raise UsageError(f"--depth: {' '.join(map(str, s.depths))}: one is given twice")
         check_choice("backend", s.backend, BACKENDS)
+        check_choice("engine", s.engine, ENGINES)
         check_device(s.device)
         if s.backend == "cuda":
             check_cuda(s.device, s.dtype)
@@ -114,10 +116,12 @@ class Throughput:
         """Refuse a length that the model does not have, before any weight is read.
 
         Raises:
-            ByteboundError: there is no such model, or its context is shorter.
+            ByteboundError: there is no such model, its context is shorter, or the backend that
+                would run it has not this engine.
         """
-        _, config = find_model(self.settings.model)
-        check_max_len(self.settings.length, config)
+        s = self.settings
+        check_max_len(s.length, find_model(s.model)[1])
+        engine_name(s.model, s.backend, s.device, s.dtype, s.engine)
 
     def run(self) -> Measured:
         """Measure everything.
@@ -161,6 +165,7 @@ class Throughput:
                     kv_dtype=s.kv_dtype,
                     draft=draft.kind if forced is None else forced,
                     num_draft_tokens=draft.count,
+                    engine=s.engine,
                     snapshot_bytes=0,  # every run reads its whole prompt
                 )
         except (MemoryError, torch.OutOfMemoryError) as error:

@@ -16,7 +16,7 @@ from bytebound_evals.divergence import LiveReference, check_same_vocabulary, mea
 from bytebound_evals.gsm8k import AskSettings, measure_accuracy
 from bytebound_evals.identity import tokenizer_digest
 from bytebound_evals.measured_text import TextSettings
-from bytebound_evals.model_run import ModelRun, free_memory, tokenizer_of
+from bytebound_evals.model_run import ModelRun, engine_name, free_memory, tokenizer_of
 from bytebound_evals.perplexity import measure_perplexity
 from bytebound_evals.problems import ProblemSet, load_problems
 from bytebound_evals.quality_metrics import (
@@ -39,6 +39,8 @@ class QualitySettings:
     backend: str = "auto"
     device: str | None = None
     dtype: str | None = None
+    engine: str = "graph"
+    """Of the forms; the 16 bits, which a stream does not take, run on "graph"."""
 
 
 def check_quality(model: str, forms: Sequence[Form], settings: QualitySettings) -> None:
@@ -50,6 +52,7 @@ def check_quality(model: str, forms: Sequence[Form], settings: QualitySettings) 
     _, config = find_model(model)
     check_dtype(settings.dtype, config, check_device(settings.device))
     check_choice("backend", settings.backend, BACKENDS)
+    engine_name(model, settings.backend, settings.device, settings.dtype, settings.engine)
     tokenizer = tokenizer_of(model)
     for form in (Form(BF16, model), *forms):
         _run(form.model, settings).check_length("window", settings.text.window)
@@ -108,7 +111,7 @@ def measure_quality(
 
     measure(Form(BF16, model), reference)
     for form in forms:  # one at a time beside the reference, gone before the next is loaded
-        measure(form, _run(form.model, settings).open())
+        measure(form, _run(form.model, settings, settings.engine).open())
         free_memory()
     return metrics
 
@@ -119,6 +122,7 @@ def _problems(tokenizer: Tokenizer, settings: QualitySettings) -> ProblemSet:
     return load_problems(settings.problems, shots=shots, limit=settings.problem_limit)
 
 
-def _run(model: str, settings: QualitySettings) -> ModelRun:
+def _run(model: str, settings: QualitySettings, engine: str = "graph") -> ModelRun:
     """With its MTP head, which changes no logit and no reply: one engine scores and answers."""
-    return ModelRun(model, settings.backend, settings.device, settings.dtype, draft="mtp")
+    where = settings.backend, settings.device, settings.dtype
+    return ModelRun(model, *where, draft="mtp", engine=engine)

@@ -13,6 +13,7 @@ from bytebound_evals.conditions import (
     machine_record,
     wheel_record,
 )
+from bytebound_evals.model_run import engine_name
 from bytebound_evals.report.build import write_report
 from bytebound_evals.report.series import Source
 from bytebound_evals.results import Result, write_result
@@ -106,9 +107,12 @@ class Suite:
             made = make_form(key, self.model, folder, self.calibration, settings.device)
             forms.append(made)
         metrics = measure_quality(self.model, forms, settings, say)
+        engine = engine_name(
+            self.model, settings.backend, settings.device, settings.dtype, settings.engine
+        )
         on_gpu = self.speed.on_gpu if self.speed is not None else settings.device != "cpu"
         return Result(
-            machine=machine_record("cuda" if on_gpu else "cpu"),
+            machine=machine_record("cuda" if on_gpu else "cpu", engine),
             commit=commit_record(self.commit),
             command=command_record(PROGRAM, self.arguments(settings)),
             wheel=wheel_record(),
@@ -120,6 +124,7 @@ class Suite:
         """The command line that measures this quality again, forms without their folders."""
         words = ["suite", "--model", self.model, "--out", "FOLDER", "--no-speed"]
         words += ["--backend", settings.backend]
+        words += [] if settings.engine == "graph" else ["--engine", settings.engine]
         for option, value in (
             ("--device", settings.device),
             ("--dtype", settings.dtype),

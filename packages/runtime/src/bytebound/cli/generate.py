@@ -138,7 +138,7 @@ def generate(
         prompt_ids = engine.tokenizer.apply_chat_template(messages, enable_thinking=thinking)
     else:
         prompt_ids = engine.tokenizer.encode(text)
-    return _answer(engine, prompt_ids, params, model=model, as_json=json_)
+    return _answer(engine, prompt_ids, params, model=model, engine_name=engine_name, as_json=json_)
 
 
 def _read_schema(path: Path) -> "Grammar":
@@ -164,6 +164,7 @@ def _answer(
     params: "SamplingParams",
     *,
     model: str,
+    engine_name: str,
     as_json: bool,
 ) -> int:
     from bytebound.cli.answer import run_request
@@ -193,6 +194,7 @@ def _answer(
                 "num_draft_tokens": engine.num_draft_tokens,
                 "max_len": engine.max_len,
                 "backend": backend_name(engine),
+                "engine": engine_name if backend_name(engine) == "cuda" else None,
                 "weights": "random" if has_random_weights(engine) else "stored",
             }
         )
