@@ -201,7 +201,7 @@ def test_the_second_head_of_a_connection_has_its_own_time(
     ],
 )
 def test_what_is_no_request_is_answered_in_an_envelope(
-    plain: Served, sent: bytes, status: int
+    plain: Served, sent: bytes, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with connect(plain) as connection:
         connection.sendall(sent)
@@ -210,6 +210,7 @@ def test_what_is_no_request_is_answered_in_an_envelope(
         assert set(answer["error"]) == {"message", "type", "param", "code"}
         assert connection.recv(1) == b""
     assert plain.post("/v1/completions", BODY).status_code == 200
+    assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
 
 
 def test_a_chunk_that_is_none_breaks_nothing(plain: Served) -> None:

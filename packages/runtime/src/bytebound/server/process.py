@@ -48,6 +48,7 @@ class ServerProcess(uvicorn.Server):
             port=port,
             http=HttpProtocol,
             log_config=None,
+            log_level="error",  # anybody could fill the log with requests that are none
             access_log=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
