@@ -35,6 +35,7 @@
 #include "cuda/chunk.cuh"
 #include "cuda/dependent.cuh"
 #include "cuda/device_guard.h"
+#include "cuda/dynamic_shared.cuh"
 #include "cuda/launch.h"
 
 namespace bytebound {
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
   constexpr int kItemBytes = Cache::kRowBytes / kHeadDim;
   constexpr int kTile = Cache::kTile;
   constexpr int kStageBytes = TileStage<Cache>::kBytes;
-  extern __shared__ __align__(128) unsigned char s_memory[];
+  BYTEBOUND_DYNAMIC_SHARED(__align__(128) unsigned char, s_memory);
   __shared__ ValueMarks s_marks;
   __shared__ LeafShare s_share;
   __shared__ int s_position;

@@ -41,6 +41,7 @@
 #include "cuda/delta_rule.cuh"
 #include "cuda/dependent.cuh"
 #include "cuda/device_guard.h"
+#include "cuda/dynamic_shared.cuh"
 #include "cuda/gdn_rows.cuh"
 #include "cuda/launch.h"
 #include "cuda/reduce.cuh"
@@ -161,7 +162,7 @@ __device__ __forceinline__ void copy_inputs(const Rows<T>& rows,
 
 template <typename T>
 __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelArgs<T> args) {
-  extern __shared__ float4 shared[];
+  BYTEBOUND_DYNAMIC_SHARED(float4, shared);
   __shared__ Mailbox mailbox;
   __shared__ float4 tokens[kSlices];  // sent if there is nothing else to send
   allow_next_kernel();

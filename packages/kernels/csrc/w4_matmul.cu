@@ -20,6 +20,8 @@
 #include "cuda/chunk.cuh"
 #include "cuda/dependent.cuh"
 #include "cuda/device_guard.h"
+#include "cuda/dynamic_shared.cuh"
+#include "cuda/gpu_scope.cuh"
 #include "cuda/launch.h"
 #include "cuda/matvec.cuh"
 #include "cuda/w4_signed.cuh"
@@ -127,14 +129,10 @@ class Units {
   int num_ahead_;  // units before those of the tile that another block began
 };
 
-__device__ __forceinline__ void set_flag(int* p) {
-  asm volatile("st.release.gpu.global.s32 [%0], 0;" ::"l"(p) : "memory");
-}
-
 __device__ __forceinline__ void take_flag(int* p) {
   int value;
   do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+    value = load_acquire(p);
   } while (value != 0);
   *p = -1;
 }
@@ -324,7 +322,7 @@ __device__ __forceinline__ void send_part(const Task& task, const Sums<S>& sums)
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
-    set_flag(task.p_flags + blockIdx.x);
+    store_release_zero(task.p_flags + blockIdx.x);
   }
 }
 
@@ -443,7 +441,7 @@ __device__ __forceinline__ void put_tile(const Task& task,
 
 template <typename S, typename T>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm) w4_matmul_kernel(const Task task) {
-  extern __shared__ __align__(16) char shared[];
+  BYTEBOUND_DYNAMIC_SHARED(__align__(16) char, shared);
   float* p_part = reinterpret_cast<float*>(shared + S::kStages * S::kStageBytes +
                                            threadIdx.x / kWarp * kPartBytes);
   const Units units(task);

@@ -12,7 +12,9 @@
 
 #include "cuda/dependent.cuh"
 #include "cuda/device_guard.h"
+#include "cuda/dynamic_shared.cuh"
 #include "cuda/launch.h"
+#include "cuda/special_registers.cuh"
 #include "cuda/stream_delta.cuh"
 #include "cuda/stream_gates.cuh"
 #include "cuda/stream_norm.cuh"
@@ -28,17 +30,8 @@ constexpr int kNormedPad = 8;  // halves between rows: other banks for each
 
 __device__ __forceinline__ void stamp(const StreamProgram& program, int i_op, int i_stamp) {
   if (program.p_clock != nullptr && threadIdx.x == 0) {
-    std::int64_t now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    program.p_clock[(i_op * kStamps + i_stamp) * gridDim.x + blockIdx.x] = now;
+    program.p_clock[(i_op * kStamps + i_stamp) * gridDim.x + blockIdx.x] = global_time();
   }
-}
-
-// Not threadIdx.x: what an op derives from it would be kept in registers through all the others.
-__device__ __forceinline__ int thread_index() {
-  int index;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-  return index;
 }
 
 // Where a thread finds what is its warp's or its team's in shared memory.
@@ -86,7 +79,7 @@ template <bool kAsymmetric>
 __global__ void __launch_bounds__(kStreamThreads, 1)
     weight_stream_kernel(const __grid_constant__ StreamProgram program) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  BYTEBOUND_DYNAMIC_SHARED(__align__(128) unsigned char, shared_bytes);
   {
     const Place<kAsymmetric> place{program, shared_bytes, thread_index()};
     if (place.i_thread == 0) {

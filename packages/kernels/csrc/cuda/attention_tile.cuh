@@ -24,6 +24,8 @@
 
 #include "async_copy.cuh"
 #include "convert.cuh"
+#include "exp2.cuh"
+#include "float8.cuh"
 #include "load_matrix.cuh"
 #include "mma.cuh"
 #include "reduce.cuh"
@@ -59,21 +61,6 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high, __half /* t
 __device__ __forceinline__ uint32_t pack_pair(float low, float high, __nv_bfloat16 /* type */) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
-// 2^x with a relative error near 2^-22; 0 for what would be subnormal. PTX ISA, "ex2".
-__device__ __forceinline__ float exp2_fast(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
-// Eight bytes of shared memory.
-__device__ __forceinline__ void load_pair(uint32_t (&b)[2], uint32_t address) {
-  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];"
-               : "=r"(b[0]), "=r"(b[1])
-               : "r"(address)
-               : "memory");
 }
 
 // float16 or bfloat16: operands come by ldmatrix, in the natural order of dims.
@@ -195,16 +182,7 @@ struct Float8Cache {
   // 2, and bytes 1 and 3.
   static __device__ __forceinline__ void to_halves(uint32_t (&halves)[2], uint32_t bytes) {
     if constexpr (kConverts) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-      asm("{\n"
-          ".reg .b16 low, high;\n"
-          "mov.b32 {low, high}, %2;\n"
-          "cvt.rn.f16x2.e4m3x2 %0, low;\n"
-          "cvt.rn.f16x2.e4m3x2 %1, high;\n"
-          "}"
-          : "=r"(halves[0]), "=r"(halves[1])
-          : "r"(bytes));
-#endif
+      widen_e4m3(halves, bytes);
     } else {
       halves[0] = ((bytes << 8) & 0x80008000u) | ((bytes << 7) & 0x3f803f80u);
       halves[1] = (bytes & 0x80008000u) | ((bytes >> 1) & 0x3f803f80u);

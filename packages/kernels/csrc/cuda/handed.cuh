@@ -11,41 +11,9 @@
 
 #include <cstdint>
 
+#include "gpu_scope.cuh"
+
 namespace bytebound {
-
-__device__ __forceinline__ uint4 load_relaxed_16(const void* p) {
-  uint4 v;
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p)
-               : "memory");
-  return v;
-}
-
-__device__ __forceinline__ uint32_t load_relaxed_4(const void* p) {
-  uint32_t v;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-
-__device__ __forceinline__ uint16_t load_relaxed_2(const void* p) {
-  uint16_t v;
-  asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
-  return v;
-}
-
-__device__ __forceinline__ void store_relaxed(float* p, float value) {
-  asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(p), "f"(value) : "memory");
-}
-
-__device__ __forceinline__ void store_relaxed(__half* p, __half value) {
-  asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(p), "h"(__half_as_ushort(value))
-               : "memory");
-}
-
-__device__ __forceinline__ void store_relaxed_4(void* p, uint32_t value) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
-}
 
 // Whether one of two halves has all bits set. (The test for a zero byte, for half words.)
 __device__ __forceinline__ bool has_absent_half(uint32_t word) {

@@ -24,6 +24,8 @@
 #include "../matvec.h"
 #include "convert.cuh"
 #include "dependent.cuh"
+#include "dynamic_shared.cuh"
+#include "gpu_scope.cuh"
 #include "reduce.cuh"
 
 namespace bytebound {
@@ -74,12 +76,6 @@ struct MatvecTask {
 // All bits set: a NaN that arithmetic does not yield (its NaN is 0x7fffffff).
 constexpr unsigned long long kEmpty = ~0ull;
 
-// Eight bytes that arrive together or not at all.
-__device__ __forceinline__ void send(float2* p, float2 value) {
-  asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1,%2};" ::"l"(p), "f"(value.x), "f"(value.y)
-               : "memory");
-}
-
 __device__ __forceinline__ float2 operator+(float2 a, float2 b) {
   return make_float2(a.x + b.x, a.y + b.y);
 }
@@ -99,10 +95,7 @@ __device__ __forceinline__ float2 receive_sum(float2* p, int stride, int count) 
       for (int i = 0; i < kAtOnce; ++i) {
         bits[i] = 0;
         if (i < count) {
-          asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
-                       : "=l"(bits[i])
-                       : "l"(p + i * stride)
-                       : "memory");
+          bits[i] = load_relaxed_8(p + i * stride);
         }
       }
 #pragma unroll
@@ -113,8 +106,7 @@ __device__ __forceinline__ float2 receive_sum(float2* p, int stride, int count) 
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (i < count) {
-        asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p + i * stride), "l"(kEmpty)
-                     : "memory");
+        store_relaxed_8(p + i * stride, kEmpty);
         sum = sum + make_float2(__uint_as_float(static_cast<unsigned>(bits[i])),
                                 __uint_as_float(static_cast<unsigned>(bits[i] >> 32)));
       }
@@ -200,7 +192,7 @@ __device__ __forceinline__ void matvec_block(const MatvecTask<typename Weights::
   using T = typename Weights::Activation;
   using X = typename Weights::X;
   constexpr int kPairs = Weights::kRows / 2;
-  extern __shared__ float2 shared_parts[];  // [warp][head, tail][pair][row]
+  BYTEBOUND_DYNAMIC_SHARED(float2, shared_parts);  // [warp][head, tail][pair][row]
   __shared__ int starts[kMatvecWarps + 1];
 
   const int i_lane = threadIdx.x % kWarp;
@@ -291,7 +283,7 @@ __device__ __forceinline__ void matvec_block(const MatvecTask<typename Weights::
       sum = sum + shared_parts[w * 2 * slot + i];
     }
     if (block_end < last) {
-      send(task.p_sent + static_cast<std::int64_t>(blockIdx.x) * slot + i, sum);
+      store_relaxed(task.p_sent + static_cast<std::int64_t>(blockIdx.x) * slot + i, sum);
       continue;
     }
     if (block_start > first) {

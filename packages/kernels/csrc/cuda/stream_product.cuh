@@ -259,7 +259,7 @@ __device__ __forceinline__ void stream_product(const StreamProgram& program,
       sum = sum + p_parts[w * 2 * slot + i];
     }
     if (pieces.end < last) {
-      send(p_sent + static_cast<std::int64_t>(i_block) * slot + i, sum);
+      store_relaxed(p_sent + static_cast<std::int64_t>(i_block) * slot + i, sum);
       continue;
     }
     if (pieces.start > first) {
