@@ -116,6 +116,7 @@ class Kernels:
         workspace: Tensor,
         residual: Tensor | None = None,
         scale: float = 1.0,
+        num_blocks: int | None = None,
     ) -> Tensor:
         whole = self.weights(weight)
         up = whole[weight.n :] if weight.interleaved else None

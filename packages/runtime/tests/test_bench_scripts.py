@@ -51,7 +51,10 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
     monkeypatch.setattr("bytebound.loading.choose_backend", lambda *_: Backend("cuda"))
     monkeypatch.setattr("bytebound.loading.limit_vram", lambda *_: None)
     monkeypatch.syspath_prepend(str(BENCH))  # type: ignore[no-untyped-call]
-    names = ("decode", "quant_layer", "long_context", "adaptive_depth", "draft_in_l2")
+    names = (
+        *("decode", "quant_layer", "long_context", "adaptive_depth", "draft_in_l2"),
+        "block_counts",
+    )
     known = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     yield lambda name: __import__(name)
     for name in names:
@@ -161,3 +164,47 @@ def test_a_draft_head_in_the_cache(
     assert windows == [(size, 1.0), (size, pytest.approx(3000 / size))]
     assert aside == [0, *2 * [0, 3000, 3000], 0]
     assert {f"cycle4_64_ids.{name}.ms" for name in ("none", "aside", "kept")} <= set(metrics)
+
+
+def test_grids_of_a_product(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every grid that is written was launched, for its matrix alone; the best come together."""
+    made = script("block_counts")
+    launched, original = set[tuple[object, int | None]](), bk.w4_matvec
+
+    def noted(x: torch.Tensor, weight: Any, **options: Any) -> torch.Tensor:
+        launched.add((made.kind_of(weight), options.get("num_blocks")))
+        result: torch.Tensor = original(x, weight, **options)
+        return result
+
+    monkeypatch.setattr(bk, "w4_matvec", noted)
+    monkeypatch.setattr(made, "TURNS", 1)
+    monkeypatch.setattr(made, "ROUNDS", 2)
+    monkeypatch.setattr(made, "LEAST_GAIN", -9.0)  # so that each kind has a best one
+    folder = random_checkpoint(tmp_path / "model", **SHAPE).folder
+    metrics = run(
+        made, tmp_path / "counts.json", "--model", f"random:{folder}", "--position", 20,
+        "--rows", 1, 3, "--most", 3, "--try", "512x128x5",
+    )  # fmt: skip
+    for rows in (1, 3):
+        names = {name for name in metrics if name.startswith(f"rows{rows}.")}
+        assert {f"rows{rows}.{name}.us" for name in ("default", "default_again", "best")} <= names
+        assert len(names) > 3
+        best = metrics[f"rows{rows}.best.us"].case["blocks"]
+        assert best and set(best.values()) <= {grid for _, grid in launched}
+    tried = {
+        (tuple(map(int, kind.split("x"))), grid)
+        for one in metrics.values()
+        for kind, grid in one.case["blocks"].items()
+    }
+    assert tried == {one for one in launched if one[1] is not None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "grids"),
+    [((16384, 5120), [160, 256]), ((5120, 6144), [160, 240]), ((5120, 17408), [136, 170])],
+)
+def test_even_grids(script: Script, kind: tuple[int, int], grids: list[int]) -> None:
+    """Of a card of 132 multiprocessors: in_proj, out_proj and down of the 27B shape."""
+    assert script("block_counts").even_grids(kind, 264) == grids
