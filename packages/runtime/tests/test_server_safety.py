@@ -111,6 +111,8 @@ def test_the_key_is_not_shown(locked: Served) -> None:
         ("127.0.0.1", 200),
         ("[::1]:8000", 200),
         ("evil.example", 403),
+        ("localhost:80@evil.example", 403),
+        ("[::1]evil.example", 403),
         ("evil.example:8000", 403),
         ("localhost.evil.example", 403),
         ("", 403),
@@ -213,6 +215,7 @@ def test_no_prompt_and_no_answer_is_logged(
 ) -> None:
     caplog.set_level(logging.INFO)
     with served(script(tokenizer, "the quick brown fox"), api_key=KEY) as found, found.http as http:
+        caplog.set_level(logging.INFO, "uvicorn.error")  # which is told to be quiet
         headers = {"x-api-key": KEY}
         http.post("/v1/completions", json={**BODY, "prompt": "a secret"}, headers=headers)
         http.post("/v1/completions", json={**BODY, "secret": "x"}, headers=headers)

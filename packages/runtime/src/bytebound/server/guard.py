@@ -5,6 +5,7 @@ It stands before the application, so nothing of a refused request is parsed.
 
 import asyncio
 import hmac
+import re
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -17,6 +18,7 @@ from bytebound.server.settings import ServerSettings, is_loopback
 from bytebound.server.worker import log_bug
 
 OPEN_PATHS = ("/health",)
+_HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::[0-9]*)?")
 
 BODY_S, SLOWEST = 30.0, 65_536
 """A body may take that many seconds, and one more for every so many bytes of it."""
@@ -77,11 +79,11 @@ class Guard:
         if self._key is not None:
             return
         host = headers.get("host", "")
-        name = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]
-        if not is_loopback(name.lower()):
+        found = _HOST.fullmatch(host)
+        if found is None or not is_loopback((found[1] or found[2]).lower()):
             raise RequestFailure(
                 403,
-                f"Host {name[:80]!r}: without --api-key only localhost, 127.0.0.1 and ::1 are "
+                f"Host {host[:80]!r}: without --api-key only localhost, 127.0.0.1 and ::1 are "
                 "answered",
             )
 
