@@ -198,6 +198,10 @@ class TestRefusals:
         assert str(caught.value).startswith("tools: ")
         assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
 
+    def test_a_name_is_for_one_tool(self) -> None:
+        with pytest.raises(InvalidRequestError, match="tools: f is offered twice"):
+            Grammar.tool_calls([ToolForm("f"), ToolForm("g"), strict([])])
+
     def test_no_tools(self) -> None:
         with pytest.raises(InvalidRequestError, match="tools: got none"):
             Grammar.tool_calls([])

@@ -252,10 +252,10 @@ class TestCompiler:
         count = 0
         real = GrammarCompiler._compile
 
-        def counted(self: GrammarCompiler, rules: str) -> Any:
+        def counted(self: GrammarCompiler, rules: str, *more: str) -> Any:
             nonlocal count
             count += 1
-            return real(self, rules)
+            return real(self, rules, *more)
 
         monkeypatch.setattr(GrammarCompiler, "_compile", counted)
         for _ in range(5):

@@ -87,6 +87,9 @@ class CallRules:
                 the tool and the parameter are named.
         """
         writer = _Writer()
+        for tool in tools:
+            if sum(other.name == tool.name for other in tools) > 1:
+                raise InvalidRequestError(f"tools: {tool.name} is offered twice; rename one")
         names = [writer.add(tool) for tool in tools]
         if not names:
             raise InvalidRequestError("tools: got none, expected one at least to call")
@@ -97,7 +100,7 @@ class CallRules:
                 f"tools: the form of their calls has {len(rules)} characters; at most {LONGEST} "
                 "are taken: offer fewer tools, or smaller schemas"
             )
-        return cls(rules, tuple(writer.parts.items()))
+        return cls(rules, tuple((name, part) for part, name in writer.parts.items()))
 
 
 class _Writer:
@@ -105,7 +108,7 @@ class _Writer:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.parts: dict[str, str] = {}
+        self.parts: dict[str, str] = {}  # names by grammars: what is alike is compiled once
         self._texts: dict[str, int] = {}
         self._tools = 0
 
@@ -154,13 +157,13 @@ class _Writer:
             values = []
             if form.text is not None:
                 text = self._text(form.text)
-                self.parts[f"{tool.name}: {key}"] = f"start: TEXT{text}\nTEXT{text}: {form.text}\n"
+                self.parts.setdefault(f"start: TEXT\nTEXT: {form.text}\n", f"{tool.name}: {key}")
                 values += [f"NEXT{text} {one}" for one in more]
                 values += [] if any(required[place + 1 :]) else [f"LAST{text}"]
             if form.schema is not None:
                 value = f"{rule}_v_{place}"
                 self.lines.append(f"{value}: %json {form.schema}")
-                self.parts[f"{tool.name}: {key} (JSON)"] = f"start: v\nv: %json {form.schema}\n"
+                self.parts.setdefault(f"start: %json {form.schema}\n", f"{tool.name}: {key}")
                 end = literal("\n</parameter>\n")
                 values.append(f"{value} {end} {self._rest(rule, place + 1, required)}")
             others = [] if needed else more
