@@ -1,0 +1,144 @@
+"""Builds bytebound_kernels._native for the emulated card: its kernels run on the CPU.
+
+The sources of csrc are compiled as C++ beside those of emulation/, whose headers stand in the place
+of the ones of the same name. An object is kept by the hash of all that it is made of, so that a
+second session compiles nothing.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+KERNELS = Path(__file__).parents[1]
+COMPILERS = 2  # at the same time
+FLAGS = ["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-pthread", "-ffp-contract=off"]
+# _setjmp and _longjmp change between stacks here, which a fortified libc takes for a fault.
+FLAGS += ["-U_FORTIFY_SOURCE", "-fno-strict-aliasing", "-w"]
+# Two modules in one process must not share the types that they show to Python.
+FLAGS += ["-Dbytebound=emulated_bytebound"]
+# The emulated card has no L2 cache to keep anything in.
+LEFT_OUT = {"l2_persist"}
+# A binding whose own functions have names that another one has too.
+BOUND_ALONE = {"weight_stream.cpp"}
+
+
+class CannotBuild(Exception):
+    """What is missing here."""
+
+
+def cuda_include() -> Path:
+    """Return the folder of the CUDA toolkit's headers."""
+    nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc")
+    if nvcc is None:
+        raise CannotBuild("no nvcc: the headers of the CUDA toolkit are needed")
+    shown = subprocess.run([nvcc, "-v", "--dryrun", "-x", "cu", "-c", os.devnull], text=True,
+                           capture_output=True, check=False).stderr
+    for line in shown.splitlines():
+        if "_TARGET_DIR_=" not in line and "TOP=" in line:
+            top = Path(line.partition("TOP=")[2].strip())
+            for folder in (top / "include", top / "targets/x86_64-linux/include"):
+                if (folder / "cuda_fp16.h").exists():
+                    return folder
+    raise CannotBuild(f"{nvcc} does not say where the headers of the CUDA toolkit are")
+
+
+def _pybind_include() -> str:
+    try:
+        import pybind11
+    except ImportError:
+        raise CannotBuild("no pybind11") from None
+    return str(pybind11.get_include())
+
+
+def _overlay(folder: Path) -> list[Path]:
+    """Lay out csrc with the emulation's headers in their places; return what is to be compiled."""
+    shutil.copytree(KERNELS / "csrc", folder)
+    shutil.copytree(KERNELS / "emulation", folder, dirs_exist_ok=True)
+    units = [*folder.glob("*.cu"), *folder.glob("*.cpp")]
+    # Few units: the headers of pybind11 take longer than everything in these files.
+    bindings = {path.name for path in folder.glob("bindings/*.cpp")}
+    for name, files in (("bindings_alone", BOUND_ALONE), ("bindings", bindings - BOUND_ALONE)):
+        unit = folder / f"{name}.cpp"
+        unit.write_text("".join(f'#include "bindings/{file}"\n' for file in sorted(files)))
+        units.append(unit)
+    # The largest first, so that no compiler is alone with it in the end.
+    largest = ["bindings", "bindings_alone", "attention_decode"]
+    units = [path for path in units if path.stem not in LEFT_OUT]
+    return sorted(units, key=lambda path: (path.stem not in largest, path.name))
+
+
+def _compile(unit: Path, source: Path, common: str, flags: list[str], cache: Path) -> Path:
+    key = hashlib.sha256(f"{common} {unit.relative_to(source)}".encode() + unit.read_bytes())
+    kept = cache / f"{unit.stem}-{key.hexdigest()[:16]}.o"
+    if not kept.exists():
+        made = unit.with_suffix(".o")
+        front = ["-include", str(source / "device.h")] if unit.suffix == ".cu" else []
+        if unit.stem.startswith("bindings"):
+            front = ["-O0"]  # pybind11's templates take long to optimise
+        _run(["g++", *flags, *front, "-x", "c++", "-c", str(unit), "-o", str(made)])
+        made.replace(kept)
+    return kept
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, text=True, capture_output=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr[:6000]}")
+
+
+def build(extra: Path | None = None) -> Path:
+    """Compile what is not compiled yet; return the module.
+
+    Args:
+        extra: a ``.cu`` file to be linked too, as a library of its own functions.
+
+    Raises:
+        CannotBuild: a compiler or headers are missing here.
+        RuntimeError: a source does not compile.
+    """
+    if shutil.which("g++") is None:
+        raise CannotBuild("no g++")
+    include = cuda_include()
+    flags = [
+        *FLAGS,
+        "-DBYTEBOUND_WITH_CUDA",
+        '-DBYTEBOUND_VERSION="emulated"',
+        '-DBYTEBOUND_COMPILED_ARCHS="sm_90"',
+        '-DBYTEBOUND_NO_CUDA_REASON=""',
+        f"-I{include}",
+        f"-I{_pybind_include()}",
+        f"-I{sysconfig.get_paths()['include']}",
+    ]
+    cache = Path(os.environ.get("BYTEBOUND_EMULATION_CACHE", "")
+                 or Path(tempfile.gettempdir()) / f"bytebound-emulation-{os.getuid()}")
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        source = Path(scratch) / "csrc"
+        units = _overlay(source)
+        if extra is not None:
+            units.append(Path(shutil.copy(extra, source)))
+        headers = sorted(p for p in source.rglob("*") if p.suffix in {".h", ".cuh"})
+        bindings = sorted(source.glob("bindings/*.cpp"))
+        hashed = hashlib.sha256(repr(flags).encode())
+        for path in headers + bindings:
+            hashed.update(path.name.encode() + path.read_bytes())
+        common = hashed.hexdigest()
+        every = [*flags, f"-I{source}"]
+        with ThreadPoolExecutor(COMPILERS) as pool:
+            objects = list(
+                pool.map(lambda unit: _compile(unit, source, common, every, cache), units)
+            )
+        key = hashlib.sha256(" ".join(path.name for path in objects).encode()).hexdigest()[:16]
+        folder = cache / key
+        module = folder / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+        if not module.exists():
+            made = Path(scratch) / module.name
+            _run(["g++", "-shared", "-pthread", *map(str, objects), "-o", str(made)])
+            folder.mkdir(exist_ok=True)
+            made.replace(module)
+    return module
