@@ -284,6 +284,7 @@ def test_no_event_is_more_than_one_line_to_any_reader(tokenizer: Tokenizer) -> N
         found.http as client,
         client.stream("POST", "/v1/completions", json=body) as response,
     ):
+        assert response.headers["x-accel-buffering"] == "no"  # nor held back on the way
         lines = [line for line in response.iter_lines() if line]
     assert lines.pop() == "data: [DONE]"
     values = [json.loads(line.removeprefix("data: ")) for line in lines]

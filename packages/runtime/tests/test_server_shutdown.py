@@ -165,3 +165,21 @@ def test_a_second_ctrl_c_ends_it_at_once_and_in_one_line(folders: Folders, strea
         assert response.text.endswith("data: [DONE]\n\n")
     else:
         assert (response.status_code, response.json()["error"]["message"]) == (503, CUT)
+
+
+@pytest.mark.parametrize("ready", [False, True], ids=["warming up", "idle"])
+def test_any_number_of_ctrl_c_shows_no_traceback(folders: Folders, ready: bool) -> None:
+    """Also those that come when the server has ended and the process has not."""
+    process = start("serve", "-m", str(folders.text), "--port", "0", "--max-len", "512")
+    try:
+        url = listening(process)
+        if ready:
+            wait_ready(url)
+        while process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.03)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (130, b"")
+    assert all(line.startswith("stopped at once: ") for line in err.decode().splitlines())

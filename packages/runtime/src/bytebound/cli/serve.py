@@ -5,6 +5,7 @@ One line on stderr says where; nothing of a request is ever written anywhere.
 
 import math
 import os
+import signal
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ from typing import Annotated
 import typer
 
 from bytebound.cli import options as opt
-from bytebound.cli.errors import INTERRUPTED, OK, UsageError
+from bytebound.cli.errors import INTERRUPTED, UsageError
 
 _SERVER = "Server"
 
@@ -110,7 +111,7 @@ def serve(
     adaptive_depth: opt.AdaptiveDepth = False,
     engine_name: opt.EngineName = "graph",
     conversation_bytes: opt.ConversationBytes = None,
-) -> int:
+) -> None:
     """Serve a model to OpenAI's and Anthropic's clients on one port.
 
     Sampling options are for requests that do not bring their own.
@@ -173,16 +174,14 @@ def serve(
         from bytebound.server.process import ServerProcess
 
         server = ServerProcess(engine, settings, shutdown_timeout_s=shutdown_timeout)
+        signal.signal(signal.SIGINT, server.handle_exit)  # no Ctrl-C is an exception any more
         where = listener.getsockname()
         shown = f"[{where[0]}]" if ":" in where[0] else where[0]
         remark(f"serving {settings.model_name} on http://{shown}:{where[1]}")
-        try:
-            server.run(sockets=[listener])
-        finally:
-            if server.service.worker.alive:
-                # Nothing ends a thread inside a pass, and Python's own end would crash over it.
-                os._exit(INTERRUPTED)
-    return OK
+        server.run(sockets=[listener])
+    # Python's own end takes seconds, in which another Ctrl-C would show a traceback, and it crashes
+    # over a thread inside a pass.
+    os._exit(INTERRUPTED)
 
 
 def _bound(host: str, port: int) -> socket.socket:

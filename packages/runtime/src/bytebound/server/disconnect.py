@@ -49,7 +49,9 @@ class EventStream(StreamingResponse):
         on_end: Callable[[], None],
         headers: dict[str, str],
     ) -> None:
-        super().__init__(events, headers={"Cache-Control": "no-cache", **headers})
+        # The second is nginx's: it would hold events back until they fill a buffer.
+        own = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(events, headers={**own, **headers})
         self._events = events
         self._on_end = on_end
 

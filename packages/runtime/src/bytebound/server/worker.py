@@ -158,11 +158,6 @@ class EngineWorker:
             running = self._running is not None
             return sum(not other.cancelled.is_set() for other in ahead) + running
 
-    @property
-    def alive(self) -> bool:
-        """Whether the thread runs: after ``stop`` it is then inside a pass, which nothing ends."""
-        return self._thread.is_alive()
-
     def end_requests(self) -> int:
         """Fail everything that runs or waits, and take no more; return how many were cut."""
         with self._changed:
