@@ -26,12 +26,14 @@ from bytebound.json_schema import LONGEST, WHITE_SPACE, checked_schema
 from bytebound.text.tool_values import parameter_types
 
 _NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
-_KEY = re.compile(r"(?!\s)[^<>\n]{1,256}(?<!\s)")
+_KEY = re.compile(r"(?!\s)[^<>\x00-\x1f\x7f]{1,256}(?<!\s)")
 _ANY_KEY = r"/[^<>\s]([^<>\n]{0,126}[^<>\s])?/"
 _NEXT, _LAST = "</parameter>\n<parameter=", "</parameter>\n</function>"
 _AT_ROOT = frozenset(
     {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 )
+MOST_PARAMETERS = 256
+"""Of a strict tool: the library goes as deep into the C stack as there are of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +206,11 @@ def _parameter_forms(parameters: Mapping[str, Any]) -> list[tuple[str, ValueForm
     properties, required = root.get("properties", {}), root.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise InvalidRequestError("schema: at #/required: expected a list of names")
+    if len(properties) > MOST_PARAMETERS:
+        raise InvalidRequestError(
+            f"schema: at #/properties: got {len(properties)} parameters; a strict tool may have "
+            f"{MOST_PARAMETERS}"
+        )
     for name in required:
         if name not in properties:
             raise InvalidRequestError(
@@ -214,8 +221,8 @@ def _parameter_forms(parameters: Mapping[str, Any]) -> list[tuple[str, ValueForm
         place = f"schema: at #/properties/{key[:100]}"
         if not _KEY.fullmatch(key):
             raise InvalidRequestError(
-                f"{place}: a parameter's name may have up to 256 characters, no '<', '>' or new "
-                "line, and no white space at its ends"
+                f"{place}: a parameter's name may have up to 256 characters, no '<', '>' or "
+                "control character, and no white space at its ends"
             )
         try:
             form = value_form(schema, root, parameter_types(parameters, key))

@@ -18,6 +18,7 @@ MOST_KEPT = 64
 MOST_KEPT_CHARS = 1024 * 1024
 # A state takes one or two kilobytes. A schema that needs more is refused, or its answer ends.
 MOST_STATES = 50_000
+STEP_FUEL = 4_000_000  # of a token: a string of 512 characters at least takes tenths of a second
 MOST_ITEMS = 10_000  # of a parser's row: an object of 2,000 optional properties
 
 
@@ -79,7 +80,10 @@ class GrammarCompiler:
         if self._vocabulary is None:
             self._vocabulary = self._read_vocabulary()
         limits = LLParserLimits(
-            max_lexer_states=MOST_STATES, max_items_in_row=MOST_ITEMS, verbose_errors=False
+            step_lexer_fuel=STEP_FUEL,
+            max_lexer_states=MOST_STATES,
+            max_items_in_row=MOST_ITEMS,
+            verbose_errors=False,
         )
         source = LLMatcher.grammar_from_lark(rules)
         matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)

@@ -60,7 +60,7 @@ _LONGEST = {"email": 254, "hostname": 253}
 
 def literal(text: str) -> str:
     """The terminal of one text."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def matching(pattern: str) -> str:

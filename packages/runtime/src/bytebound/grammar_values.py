@@ -37,11 +37,15 @@ _WRITTEN = {
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 _OF_NUMBERS = _BOUNDS | {"multipleOf"}
 _LARGEST = 10**15
+_LONGEST_LEAST = 512  # characters: at each of them, it is looked for whether the rest can come
 _WHOLE = frozenset({"integer"})
 _JOINED = frozenset({"$ref", "anyOf", "oneOf", "allOf"})
 _DEFINITIONS = frozenset({"$defs", "definitions"})
 _END = re.compile(r"</parameter>\s*(<parameter=|</function>)")
-NO_END = rf"~/(?s:.*)<\/parameter>{_SPACE}(<parameter=|<\/function>)(?s:.*)/"
+_BYTES = "~(/a/ & /b/)"
+"""Any bytes. Behind what rules a text out, the library sees at once that nothing may follow; behind
+``(?s:.*)``, any characters, it tries each length that the text may yet have."""
+NO_END = rf"~(/(?s:.*)<\/parameter>{_SPACE}(<parameter=|<\/function>)/ {_BYTES})"
 """The terminal of what a value may be: no text that ends it."""
 FREE = f"{ANY} & {NO_END}"
 
@@ -180,15 +184,16 @@ class _Forms:
 
     def _kinds(self, schema: Mapping[str, Any]) -> frozenset[str]:
         """Types that a value under ``schema`` may have and is read as."""
-        declared = schema.get("type")
-        if declared is None:
+        if "type" not in schema:
             return self._types
+        declared = schema["type"]
         names = [declared] if isinstance(declared, str) else declared
         if not isinstance(names, (list, tuple)) or not names:
             _refuse(f"'type' with {declared!r}, expected a name or a list of them")
-        unknown = [name for name in names if name != "string" and name not in _READ_AS]
+        known = ["string", *_READ_AS]
+        unknown = [name for name in names if name not in known]
         if unknown:
-            _refuse(f"'type' with {unknown[0]!r}, expected one of string, {', '.join(_READ_AS)}")
+            _refuse(f"'type' with {unknown[0]!r}, expected one of {', '.join(known)}")
         return frozenset(names) & self._types
 
     def _texts(self, schema: Any, seen: tuple[str, ...]) -> list[str] | None:
@@ -199,8 +204,7 @@ class _Forms:
         if schema is False:
             return None
         schema = {} if schema is True else schema
-        declared = schema.get("type", "string")
-        if "string" not in ([declared] if isinstance(declared, str) else declared):
+        if "type" in schema and "string" not in self._kinds(schema):
             return None
         parts = self._plain_texts(schema)
         if parts is None:
@@ -243,6 +247,8 @@ class _Forms:
         for number in (least, most):
             if number is not None and not (_is_of(number, _WHOLE) and number >= 0):
                 _refuse(f"a length of {number!r}, expected a whole number of 0 or more")
+        if least is not None and least > _LONGEST_LEAST:
+            _refuse(f"'minLength' with {least}, expected at most {_LONGEST_LEAST}")
         if least is not None or most is not None:
             if most is not None and most < (least or 0):
                 return None

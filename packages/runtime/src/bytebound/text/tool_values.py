@@ -36,7 +36,8 @@ def _types(schema: Any, root: Mapping[str, Any], references: int) -> frozenset[s
     if isinstance(schema.get("$ref"), str):
         found |= _types(_referred(schema["$ref"], root), root, references - 1)
     declared = schema.get("type")
-    found |= {declared} if isinstance(declared, str) else set(_list(declared))
+    names = [declared] if isinstance(declared, str) else _list(declared)
+    found |= {name for name in names if isinstance(name, str)}
     if not found:
         values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
         found = {_type_of(value) for value in values}
