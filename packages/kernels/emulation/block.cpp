@@ -57,7 +57,7 @@ Cluster& Block::cluster() {
   return grid_.cluster_of(linear_index_);
 }
 
-bool Block::run() {
+void Block::run() {
   const std::size_t shared_bytes = grid_.launch().shared_bytes;
   // Not a number in any type, so that it shows when it is read before it is written.
   std::memset(t_shared, 0xff, shared_bytes + kGuard);
@@ -74,7 +74,7 @@ bool Block::run() {
     if (!has_run && in_flight_.empty() &&
         std::none_of(fibers_.begin(), fibers_.end(),
                      [](const Fiber& f) { return !f.is_done && f.wait.waker == Waker::kAnyone; })) {
-      grid_.fail("deadlock: " + describe());
+      grid_.fail("deadlock");
       break;
     }
     // Only another block can help.
@@ -83,7 +83,7 @@ bool Block::run() {
       idle_since = seconds();
       num_events = grid_.num_events();
     } else if (seconds() - idle_since > grid_.patience()) {
-      grid_.fail("deadlock, nothing happens any more: " + describe());
+      grid_.fail("deadlock: nothing happens any more");
     }
   }
   while (!in_flight_.empty() && !grid_.has_failed()) {
@@ -94,7 +94,9 @@ bool Block::run() {
       grid_.fail("byte " + std::to_string(i) + " behind the dynamic shared memory was written");
     }
   }
-  return !grid_.has_failed();
+  if (grid_.has_failed()) {
+    grid_.add_to_failure(describe());
+  }
 }
 
 // Warps in random order, each with its threads from a random one on. Unless it is for everyone,
@@ -188,7 +190,7 @@ void Block::deliver(std::size_t i) {
   in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
   had_event_ = true;
   if (transfer.p_member != nullptr && transfer.p_member->has_ended) {
-    grid_.fail("a message to a block of the cluster that has ended: " + describe());
+    grid_.fail("a message to a block of the cluster that has ended");
     return;
   }
   carry_out(transfer);
@@ -225,8 +227,8 @@ std::string Block::describe() const {
   for (const Fiber& fiber : fibers_) {
     ++counts[fiber.is_done ? "have ended" : std::string("wait in ") + fiber.wait.name];
   }
-  std::string text = "of block " + std::to_string(index.x) + "," + std::to_string(index.y);
-  const char* separator = " ";
+  std::string text = "block " + std::to_string(index.x) + "," + std::to_string(index.y);
+  const char* separator = ": ";
   for (const auto& [what, count] : counts) {
     text += separator + std::to_string(count) + " threads " + what;
     separator = ", ";

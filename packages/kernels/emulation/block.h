@@ -78,8 +78,8 @@ class Block {
  public:
   Block(Grid& grid, dim3 index, unsigned linear_index, char* p_stacks);
 
-  // Runs all threads to their end. False: the grid has failed.
-  bool run();
+  // Runs all threads to their end, or until the grid has failed.
+  void run();
 
   // For fibers, of this block.
   void wait(const Wait& wait);

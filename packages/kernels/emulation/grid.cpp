@@ -61,7 +61,7 @@ Grid::Grid(const Launch& launch)
     : launch_(launch),
       num_blocks_(launch.grid.x * launch.grid.y * launch.grid.z),
       seed_(next_seed()),
-      patience_(number_from("BYTEBOUND_EMULATION_PATIENCE", 20)) {
+      patience_(number_from("BYTEBOUND_EMULATION_PATIENCE", 5)) {
   if (launch.block.x * launch.block.y * launch.block.z > kMostThreads ||
       launch.shared_bytes > kMaxDynamicShared || launch.grid.x % launch.cluster != 0) {
     throw std::runtime_error("emulation: a launch that the card does not take");
@@ -77,6 +77,11 @@ void Grid::fail(const std::string& message) {
   if (!failed_.exchange(true)) {
     failure_ = message;
   }
+}
+
+void Grid::add_to_failure(const std::string& message) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  failure_ += "\n  " + message;
 }
 
 void Grid::run() {

@@ -46,6 +46,8 @@ class Grid {
 
   // The first failure is the one that is reported.
   void fail(const std::string& message);
+  // What another block was doing then.
+  void add_to_failure(const std::string& message);
   bool has_failed() const { return failed_.load(std::memory_order_relaxed); }
 
   // Something happened that may end a wait. How often that was says whether anything still does.

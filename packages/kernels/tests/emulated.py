@@ -30,7 +30,9 @@ SEEDS = range(3)
 
 def load(path: Path) -> ModuleType:
     """Load a built module beside the one that the package has."""
-    loader = importlib.machinery.ExtensionFileLoader("bytebound_kernels_emulated._native", str(path))
+    loader = importlib.machinery.ExtensionFileLoader(
+        "bytebound_kernels_emulated._native", str(path)
+    )
     spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
@@ -55,13 +57,20 @@ class _OnTheCard(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class _Generator(torch.Generator):
+    """A generator in host memory, for whichever device it is asked."""
+
+    def __new__(cls, *_: Any) -> "_Generator":
+        return super().__new__(cls)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def emulated() -> Iterator[ModuleType]:
     """Put the emulated card in the place of the GPU; yield its native module."""
     module = _built()
     if isinstance(module, str):
         pytest.skip(module)
-    view_torch, generator = _tensor._view_torch, torch.Generator
+    view_torch = _tensor._view_torch
     answer = _device._judge(module.probe(), module.compiled_archs)
 
     def view_on_card(*arguments: Any) -> _tensor.TensorView:
@@ -74,7 +83,8 @@ def emulated() -> Iterator[ModuleType]:
         patch.setattr(_device, "_availability", lambda: answer)
         patch.setattr(_tensor, "_view_torch", view_on_card)
         patch.setattr(_stream, "_current_stream", lambda *_: 0)
-        patch.setattr(torch, "Generator", lambda *_: generator())
+        patch.setattr(torch, "Generator", _Generator)
+        patch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
         patch.setattr(torch.cuda, "synchronize", lambda *_: None)
         yield module
 

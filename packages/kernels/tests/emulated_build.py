@@ -23,6 +23,8 @@ FLAGS += ["-U_FORTIFY_SOURCE", "-fno-strict-aliasing", "-w"]
 FLAGS += ["-Dbytebound=emulated_bytebound"]
 # The emulated card has no L2 cache to keep anything in.
 LEFT_OUT = {"l2_persist"}
+# What runs a kernel, whatever it computes.
+ENGINE = {"block", "grid", "mbarrier"}
 # A binding whose own functions have names that another one has too.
 BOUND_ALONE = {"weight_stream.cpp"}
 
@@ -36,8 +38,12 @@ def cuda_include() -> Path:
     nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc")
     if nvcc is None:
         raise CannotBuild("no nvcc: the headers of the CUDA toolkit are needed")
-    shown = subprocess.run([nvcc, "-v", "--dryrun", "-x", "cu", "-c", os.devnull], text=True,
-                           capture_output=True, check=False).stderr
+    shown = subprocess.run(
+        [nvcc, "-v", "--dryrun", "-x", "cu", "-c", os.devnull],
+        text=True,
+        capture_output=True,
+        check=False,
+    ).stderr
     for line in shown.splitlines():
         if "_TARGET_DIR_=" not in line and "TOP=" in line:
             top = Path(line.partition("TOP=")[2].strip())
@@ -55,7 +61,7 @@ def _pybind_include() -> str:
     return str(pybind11.get_include())
 
 
-def _overlay(folder: Path) -> list[Path]:
+def _lay_out(folder: Path) -> list[Path]:
     """Lay out csrc with the emulation's headers in their places; return what is to be compiled."""
     shutil.copytree(KERNELS / "csrc", folder)
     shutil.copytree(KERNELS / "emulation", folder, dirs_exist_ok=True)
@@ -72,73 +78,94 @@ def _overlay(folder: Path) -> list[Path]:
     return sorted(units, key=lambda path: (path.stem not in largest, path.name))
 
 
-def _compile(unit: Path, source: Path, common: str, flags: list[str], cache: Path) -> Path:
-    key = hashlib.sha256(f"{common} {unit.relative_to(source)}".encode() + unit.read_bytes())
-    kept = cache / f"{unit.stem}-{key.hexdigest()[:16]}.o"
-    if not kept.exists():
-        made = unit.with_suffix(".o")
-        front = ["-include", str(source / "device.h")] if unit.suffix == ".cu" else []
-        if unit.stem.startswith("bindings"):
-            front = ["-O0"]  # pybind11's templates take long to optimise
-        _run(["g++", *flags, *front, "-x", "c++", "-c", str(unit), "-o", str(made)])
-        made.replace(kept)
-    return kept
-
-
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, text=True, capture_output=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr[:6000]}")
 
 
-def build(extra: Path | None = None) -> Path:
-    """Compile what is not compiled yet; return the module.
+class _Build:
+    """One layout of the sources, in a folder of its own for the time of a ``with``."""
 
-    Args:
-        extra: a ``.cu`` file to be linked too, as a library of its own functions.
+    def __init__(self) -> None:
+        if shutil.which("g++") is None:
+            raise CannotBuild("no g++")
+        self.flags = [
+            *FLAGS,
+            "-DBYTEBOUND_WITH_CUDA",
+            '-DBYTEBOUND_VERSION="emulated"',
+            '-DBYTEBOUND_COMPILED_ARCHS="sm_90"',
+            '-DBYTEBOUND_NO_CUDA_REASON=""',
+            f"-I{cuda_include()}",
+            f"-I{_pybind_include()}",
+            f"-I{sysconfig.get_paths()['include']}",
+        ]
+        chosen = os.environ.get("BYTEBOUND_EMULATION_CACHE")
+        own = Path(tempfile.gettempdir()) / f"bytebound-emulation-{os.getuid()}"
+        self.cache = Path(chosen) if chosen else own
+        self.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def __enter__(self) -> "_Build":
+        self._scratch = tempfile.TemporaryDirectory(dir=self.cache)
+        self.source = Path(self._scratch.name) / "csrc"
+        self.units = _lay_out(self.source)
+        hashed = hashlib.sha256(repr(self.flags).encode())
+        for path in sorted(self.source.rglob("*")):
+            if path.suffix in {".h", ".cuh"} or path.parent.name == "bindings":
+                hashed.update(path.name.encode() + path.read_bytes())
+        self._common = hashed.hexdigest()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._scratch.cleanup()
+
+    def link(self, units: list[Path], name: str) -> Path:
+        """Compile and link, where that has not been done before."""
+        with ThreadPoolExecutor(COMPILERS) as pool:
+            objects = list(pool.map(self._compile, units))
+        key = hashlib.sha256(" ".join(path.name for path in objects).encode()).hexdigest()[:16]
+        library = self.cache / key / name
+        if not library.exists():
+            made = Path(self._scratch.name) / name
+            _run(["g++", "-shared", "-pthread", *map(str, objects), "-o", str(made)])
+            library.parent.mkdir(exist_ok=True)
+            made.replace(library)
+        return library
+
+    def _compile(self, unit: Path) -> Path:
+        key = hashlib.sha256(self._common.encode() + unit.read_bytes()).hexdigest()[:16]
+        kept = self.cache / f"{unit.stem}-{key}.o"
+        if not kept.exists():
+            flags = [*self.flags, f"-I{self.source}"]
+            if unit.suffix == ".cu":
+                flags += ["-include", str(self.source / "device.h")]
+            if unit.stem.startswith("bindings"):
+                flags.append("-O0")  # pybind11's templates take long to optimise
+            made = unit.with_suffix(".o")
+            _run(["g++", *flags, "-x", "c++", "-c", str(unit), "-o", str(made)])
+            made.replace(kept)
+        return kept
+
+
+def build() -> Path:
+    """Compile what is not compiled yet; return the native module.
 
     Raises:
         CannotBuild: a compiler or headers are missing here.
         RuntimeError: a source does not compile.
     """
-    if shutil.which("g++") is None:
-        raise CannotBuild("no g++")
-    include = cuda_include()
-    flags = [
-        *FLAGS,
-        "-DBYTEBOUND_WITH_CUDA",
-        '-DBYTEBOUND_VERSION="emulated"',
-        '-DBYTEBOUND_COMPILED_ARCHS="sm_90"',
-        '-DBYTEBOUND_NO_CUDA_REASON=""',
-        f"-I{include}",
-        f"-I{_pybind_include()}",
-        f"-I{sysconfig.get_paths()['include']}",
-    ]
-    cache = Path(os.environ.get("BYTEBOUND_EMULATION_CACHE", "")
-                 or Path(tempfile.gettempdir()) / f"bytebound-emulation-{os.getuid()}")
-    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        source = Path(scratch) / "csrc"
-        units = _overlay(source)
-        if extra is not None:
-            units.append(Path(shutil.copy(extra, source)))
-        headers = sorted(p for p in source.rglob("*") if p.suffix in {".h", ".cuh"})
-        bindings = sorted(source.glob("bindings/*.cpp"))
-        hashed = hashlib.sha256(repr(flags).encode())
-        for path in headers + bindings:
-            hashed.update(path.name.encode() + path.read_bytes())
-        common = hashed.hexdigest()
-        every = [*flags, f"-I{source}"]
-        with ThreadPoolExecutor(COMPILERS) as pool:
-            objects = list(
-                pool.map(lambda unit: _compile(unit, source, common, every, cache), units)
-            )
-        key = hashlib.sha256(" ".join(path.name for path in objects).encode()).hexdigest()[:16]
-        folder = cache / key
-        module = folder / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
-        if not module.exists():
-            made = Path(scratch) / module.name
-            _run(["g++", "-shared", "-pthread", *map(str, objects), "-o", str(made)])
-            folder.mkdir(exist_ok=True)
-            made.replace(module)
-    return module
+    with _Build() as made:
+        return made.link(made.units, f"_native{sysconfig.get_config_var('EXT_SUFFIX')}")
+
+
+def build_kernel(source: Path) -> Path:
+    """Compile one ``.cu`` file; return a library of the functions that it shows.
+
+    Raises:
+        CannotBuild: a compiler or headers are missing here.
+        RuntimeError: it does not compile.
+    """
+    with _Build() as made:
+        engine = [unit for unit in made.units if unit.stem in ENGINE]
+        copied = Path(shutil.copy(source, made.source))
+        return made.link([*engine, copied], f"{source.stem}.so")

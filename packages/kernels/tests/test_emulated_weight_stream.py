@@ -1,0 +1,63 @@
+"""The weight stream on the emulated card: all five kinds of records, and blocks that wait for each
+other's results while the kernel runs."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from . import test_weight_stream_gpu as gpu  # noqa: E402
+from .emulated import emulated, seed  # noqa: E402, F401
+
+pytestmark = pytest.mark.usefixtures("seed")
+workspace = gpu.workspace
+
+# Rows of one: a warp that has no items in two products arrives twice in one phase of p_parts_ready
+# (stream_product.cuh), and a phase that is over is waited for.
+one_row_deadlocks = pytest.mark.xfail(raises=RuntimeError, reason="see stream_product.cuh")
+
+sizes_of = pytest.mark.parametrize("sizes", gpu.SIZES[:2], ids=str)
+schemes = pytest.mark.parametrize("asymmetric", [False, True], ids=["symmetric", "asymmetric"])
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BYTEBOUND_EMULATION_PATIENCE", "2")
+
+
+def small(sizes, rows, asymmetric, workspace, **options):
+    options = {"num_layers": 1, "head": 101, **options}
+    layers = gpu.decoder("cuda", sizes, asymmetric=asymmetric, **options)
+    gpu.assert_as_single_ops(layers, rows, workspace)
+
+
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=one_row_deadlocks), 3, 8])
+@schemes
+@sizes_of
+def test_layers_have_the_bits_of_the_single_ops(sizes, asymmetric, rows, workspace) -> None:
+    small(sizes, rows, asymmetric, workspace)
+
+
+@pytest.mark.parametrize("accepted", [-1, 0, 1, 4, 9])
+def test_any_number_of_accepted_rows(accepted, workspace) -> None:
+    small(gpu.SIZES[0], 5, False, workspace, accepted=accepted, num_layers=2)
+
+
+@schemes
+def test_matches_the_reference(asymmetric, workspace, assert_close) -> None:
+    gpu.test_one_layer_matches_the_reference(asymmetric, 5, gpu.SIZES[0], workspace, assert_close)
+
+
+def test_a_replay_by_itself_and_the_clock(workspace) -> None:
+    gpu.test_a_replay_by_itself(workspace)
+    gpu.test_the_clock_runs_forward(workspace)
+
+
+def test_a_row(workspace) -> None:
+    layers = gpu.decoder("cuda", gpu.SIZES[0], num_layers=1, head=101)
+    twins = {rows: gpu.copy.deepcopy(layers) for rows in (2, 3, 5, 8)}
+    for rows, twin in twins.items():
+        twin.poison()
+        gpu.weight_stream(twin.ops, rows=rows, workspace=workspace)
+    for rows, twin in twins.items():
+        for ours, all_rows in zip(twin.results, twins[8].results, strict=True):
+            assert gpu.same_bits(ours[:rows], all_rows[:rows]), f"of {rows} rows"
