@@ -85,6 +85,7 @@ def emulated() -> Iterator[ModuleType]:
         patch.setattr(_stream, "_current_stream", lambda *_: 0)
         patch.setattr(torch, "Generator", _Generator)
         patch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
         patch.setattr(torch.cuda, "synchronize", lambda *_: None)
         yield module
 
