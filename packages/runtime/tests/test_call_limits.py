@@ -77,3 +77,32 @@ def test_control_characters(compiled: GrammarCompiler, tokenizer: Tokenizer) -> 
             Grammar.tool_calls([strict([], **{name: STRING})])
         free = Grammar.tool_calls([ToolForm("f", closed([], **{name: STRING}))])
         assert takes(compiled, tokenizer, free, written("f"))
+
+
+def test_references_that_lead_to_the_same_place_over_and_over() -> None:
+    """Each of a few definitions offers the next one several times: 8 ** 60 ways to the last."""
+    options: dict[str, Any] = {
+        f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 8} for i in range(60)
+    }
+    round_about = {**closed([], a={"$ref": "#/$defs/d0"}), "$defs": {**options, "d60": STRING}}
+    assert parameter_types(round_about, "a") <= {"string"}
+    with pytest.raises(InvalidRequestError, match="more than 10000 schemas"):
+        Grammar.tool_calls([ToolForm("f", round_about, strict=True)])
+
+
+@pytest.mark.parametrize("inner", ["array", "object", None])
+def test_definitions_inside_each_other_without_end(inner: str | None) -> None:
+    """The library would go so deep that the process dies."""
+
+    def behind(reference: dict[str, str]) -> dict[str, Any]:
+        if inner is None:
+            return reference
+        return closed(["x"], x=reference) if inner == "object" else {"items": reference}
+
+    definitions = {f"d{i}": behind({"$ref": f"#/$defs/d{i + 1}"}) for i in range(3000)}
+    schema = {**closed([], a={"$ref": "#/$defs/d0"}), "$defs": {**definitions, "d3000": STRING}}
+    assert parameter_types(schema, "a") <= {"string", "object"}
+    with pytest.raises(InvalidRequestError, match="tools: f: schema: at #: more than 256 levels"):
+        Grammar.tool_calls([ToolForm("f", schema, strict=True)])
+    with pytest.raises(InvalidRequestError, match="schema: at #: more than 256 levels"):
+        Grammar.json_schema(schema)

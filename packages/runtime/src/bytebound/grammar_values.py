@@ -19,13 +19,16 @@ from bytebound.text.tool_values import ValueWriter, loaded
 
 _SPACE = r"[\s\x1c-\x1f]*"  # of Python's str.strip
 _NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
+_BYTES = "~(/a/ & /b/)"
+"""Any bytes. Behind what rules a text out, the library sees at once that nothing may follow; behind
+``(?s:.*)``, any characters, it tries each length that the text may yet have."""
 _READ_AS = {
-    "null": "(null|None)",
-    "boolean": "(true|True|false|False)",
-    "integer": _NUMBER,
-    "number": _NUMBER,
-    "object": r"\{(?s:.*)",
-    "array": r"\[(?s:.*)",
+    "null": f"/{_SPACE}(null|None){_SPACE}/",
+    "boolean": f"/{_SPACE}(true|True|false|False){_SPACE}/",
+    "integer": f"/{_SPACE}{_NUMBER}{_SPACE}/",
+    "number": f"/{_SPACE}{_NUMBER}{_SPACE}/",
+    "object": rf"(/{_SPACE}\{{/ {_BYTES})",
+    "array": rf"(/{_SPACE}\[/ {_BYTES})",
 }
 # Of at most 200 digits and a small exponent: what every reader takes for a finite number.
 _WRITTEN = {
@@ -37,14 +40,12 @@ _WRITTEN = {
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 _OF_NUMBERS = _BOUNDS | {"multipleOf"}
 _LARGEST = 10**15
+_MOST_OPTIONS = 10_000
 _LONGEST_LEAST = 512  # characters: at each of them, it is looked for whether the rest can come
 _WHOLE = frozenset({"integer"})
 _JOINED = frozenset({"$ref", "anyOf", "oneOf", "allOf"})
 _DEFINITIONS = frozenset({"$defs", "definitions"})
 _END = re.compile(r"</parameter>\s*(<parameter=|</function>)")
-_BYTES = "~(/a/ & /b/)"
-"""Any bytes. Behind what rules a text out, the library sees at once that nothing may follow; behind
-``(?s:.*)``, any characters, it tries each length that the text may yet have."""
 NO_END = rf"~(/(?s:.*)<\/parameter>{_SPACE}(<parameter=|<\/function>)/ {_BYTES})"
 """The terminal of what a value may be: no text that ends it."""
 FREE = f"{ANY} & {NO_END}"
@@ -82,6 +83,7 @@ class _Forms:
         self._words: list[str] = []  # terminals of values that are no strings
         self._schemas: list[dict[str, Any]] = []
         self._has_numbers = False  # among the schemas
+        self._looked_at = 0
 
     def form(self, schema: Any) -> ValueForm | None:
         self._take(schema, ())
@@ -99,15 +101,22 @@ class _Forms:
         joined = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
         return ValueForm(text, self._embedded(joined))
 
+    def _count(self) -> None:
+        """Note one more schema; references may lead to the same one without end."""
+        self._looked_at += 1
+        if self._looked_at > _MOST_OPTIONS:
+            _refuse(f"more than {_MOST_OPTIONS} schemas that its references and options lead to")
+
     def _not_read_as(self) -> list[str]:
         """What a string may not be, since it would be read as something else."""
-        patterns = dict.fromkeys(_READ_AS[kind] for kind in sorted(self._types - {"string"}))
-        return [f"~/{_SPACE}{pattern}{_SPACE}/" for pattern in patterns]
+        kinds = sorted(self._types - {"string"})
+        return [f"~{text}" for text in dict.fromkeys(_READ_AS[kind] for kind in kinds)]
 
     def _take(self, schema: Any, seen: tuple[str, ...]) -> None:
         """Add the values of ``schema``, which was reached through the references ``seen``."""
         if schema is False:
             return
+        self._count()
         schema = {} if schema is True else schema
         words = schema.keys() - _DEFINITIONS
         if words == {"$ref"}:
@@ -203,6 +212,7 @@ class _Forms:
         """
         if schema is False:
             return None
+        self._count()
         schema = {} if schema is True else schema
         if "type" in schema and "string" not in self._kinds(schema):
             return None

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any, NoReturn
 
 from bytebound.errors import InvalidRequestError
-from bytebound.schema_unions import Resolver, disjoint
+from bytebound.schema_unions import MOST_LEVELS, Resolver, disjoint
 
 DEEPEST = 64
 LONGEST = 256 * 1024
@@ -56,7 +56,10 @@ def checked_schema(schema: Any) -> str:
     _check_values(schema)
     root: dict[str, Any] = {} if isinstance(schema, bool) else schema
     multiples: list[Decimal] = []
-    kept = _checked(root, "#", Resolver(root), multiples)
+    resolver = Resolver(root)
+    if resolver.levels() > MOST_LEVELS:
+        _refuse("#", f"more than {MOST_LEVELS} levels deep where its references are followed")
+    kept = _checked(root, "#", resolver, multiples)
     _check_multiples(multiples)
     kept["x-guidance"] = {"whitespace_pattern": WHITE_SPACE}
     text = json.dumps(kept, ensure_ascii=False)

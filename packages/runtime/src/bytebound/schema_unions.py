@@ -6,9 +6,11 @@ all require a property whose constants differ. An option that is not understood 
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, cast
 
 _MOST_REFS = 16
+MOST_LEVELS = 256
+"""Schemas inside each other, references followed: the library goes as deep into the C stack."""
 
 
 class Resolver:
@@ -27,11 +29,27 @@ class Resolver:
             schema = self.target(schema["$ref"])
         return {}
 
+    def levels(self) -> int:
+        """How deep schemas are inside each other, where each reference is followed once."""
+        deepest, seen, pending = 0, set[str](), [(1, cast(Any, self._root))]
+        while pending:
+            depth, schema = pending.pop()
+            reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+            deepest = max(deepest, depth)
+            if isinstance(reference, str) and reference not in seen:
+                seen.add(reference)
+                pending.append((depth + 1, self.target(reference)))
+            pending += [(depth + 1, inner) for inner in reversed(_inside(schema))]
+        return deepest
+
     def is_circular(self, reference: Any) -> bool:
-        """Whether a reference leads back to itself by references alone: no value is valid then."""
-        seen = list[Any]()
-        while isinstance(reference, str) and reference not in seen:
-            seen.append(reference)
+        """Whether a reference leads back to itself by references alone: no value is valid then.
+
+        Looks at so many references as may follow each other.
+        """
+        seen = set[str]()
+        while isinstance(reference, str) and reference not in seen and len(seen) < MOST_LEVELS:
+            seen.add(reference)
             target = self.target(reference)
             reference = target.get("$ref") if isinstance(target, Mapping) else None
         return reference is not None and reference in seen
@@ -47,6 +65,15 @@ class Resolver:
                 return None
             found = found.get(name)
         return found
+
+
+def _inside(schema: Any) -> list[Any]:
+    """The objects and lists inside a schema but for its definitions."""
+    if isinstance(schema, Mapping):
+        values = [schema[word] for word in schema if word not in ("$defs", "definitions")]
+    else:
+        values = list(schema) if isinstance(schema, (list, tuple)) else []
+    return [value for value in values if isinstance(value, (Mapping, list, tuple))]
 
 
 def disjoint(options: Sequence[Any], resolver: Resolver) -> bool:

@@ -26,15 +26,23 @@ def parameter_types(tool: Mapping[str, Any], name: str) -> frozenset[str]:
     """
     properties = tool.get("properties")
     schema = properties.get(name) if isinstance(properties, Mapping) else None
-    return _types(schema, tool, _MOST_REFERENCES)
+    return _types(schema, tool, _MOST_REFERENCES, {})
 
 
-def _types(schema: Any, root: Mapping[str, Any], references: int) -> frozenset[str]:
+def _types(
+    schema: Any, root: Mapping[str, Any], references: int, known: dict[str, frozenset[str]]
+) -> frozenset[str]:
+    """``known`` are the types behind references: they may lead to the same place many times."""
     if not isinstance(schema, Mapping) or references == 0:
         return frozenset()
     found: set[str] = set()
-    if isinstance(schema.get("$ref"), str):
-        found |= _types(_referred(schema["$ref"], root), root, references - 1)
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        if reference not in known:
+            known[reference] = frozenset()  # what it says of itself
+            target = _referred(reference, root)
+            known[reference] = _types(target, root, references - 1, known)
+        found |= known[reference]
     declared = schema.get("type")
     names = [declared] if isinstance(declared, str) else _list(declared)
     found |= {name for name in names if isinstance(name, str)}
@@ -44,9 +52,9 @@ def _types(schema: Any, root: Mapping[str, Any], references: int) -> frozenset[s
     for word in ("anyOf", "oneOf"):
         for branch in _list(schema.get(word)) if not found else ():
             # A branch that allows anything allows a string.
-            found |= _types(branch, root, references - 1) or {"string"}
+            found |= _types(branch, root, references - 1, known) or {"string"}
     for branch in _list(schema.get("allOf")):
-        found = found or set(_types(branch, root, references - 1))
+        found = found or set(_types(branch, root, references - 1, known))
     if found and schema.get("nullable") is True:
         found.add("null")
     return frozenset(found & _TYPES)
