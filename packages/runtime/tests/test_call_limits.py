@@ -1,17 +1,19 @@
 """What is too much for a grammar of calls, what is not, and schemas that are none."""
 
 import json
+import random
 from typing import Any
 
 import pytest
 from bytebound import Grammar, InvalidRequestError, ToolForm
+from bytebound.constraint import Constraint
 from bytebound.grammar_calls import MOST_PARAMETERS
 from bytebound.grammar_compiler import GrammarCompiler
 from bytebound.text.tokenizer import Tokenizer
 from bytebound.text.tool_values import parameter_types
 
 from .call_walks import closed, only_calls, random_reply, read_reply, strict, takes, written
-from .grammar_walks import compiler
+from .grammar_walks import compiler, end_of
 
 STRING = {"type": "string"}
 
@@ -106,3 +108,24 @@ def test_definitions_inside_each_other_without_end(inner: str | None) -> None:
         Grammar.tool_calls([ToolForm("f", schema, strict=True)])
     with pytest.raises(InvalidRequestError, match="schema: at #: more than 256 levels"):
         Grammar.json_schema(schema)
+
+
+def follow(constraint: Constraint, ids: list[int]) -> None:
+    for token in ids:
+        constraint.allowed()
+        constraint.append(token)
+
+
+def test_an_answer_that_came_to_a_limit_ends_no_other(
+    compiled: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    pattern = {**STRING, "pattern": "^[ab]*a[ab]{60}$"}
+    grammar = Grammar.tool_calls([strict(["a"], a=pattern)], several=False)
+    short = written("f", a="a" * 61)
+    assert takes(compiled, tokenizer, grammar, short)
+    choose = random.Random(0)
+    text = "".join(choose.choice("ab") for _ in range(60_000))
+    ids = tokenizer.encode(written("f", a=text), parse_control=True)
+    with pytest.raises(InvalidRequestError, match="cannot be continued"):
+        follow(compiled.constraint(grammar, [0], [end_of(tokenizer)]), ids)
+    assert takes(compiled, tokenizer, grammar, short)

@@ -65,7 +65,7 @@ class GrammarCompiler:
             self._compiled(replace(grammar, calls=None))  # the schema has an answer of its own
         rules = grammar.rules(self._tags.call_open, self._tags.call_close)
         matcher = self._kept.pop(rules, None)
-        if matcher is None:
+        if matcher is None or _is_spent(matcher):
             for name, part in grammar.calls.parts if grammar.calls is not None else ():
                 self._compile(part, f"tools: {name}", lead="")
             matcher = self._compile(rules, "tools" if grammar.schema is None else "schema")
@@ -134,6 +134,13 @@ class _Vocabulary:
         if token_id in tokenizer.control_ids:
             return tokenizer.decode([token_id], skip_special_tokens=False).encode()
         return tokenizer.token_bytes(token_id)
+
+
+def _is_spent(matcher: LLMatcher) -> bool:
+    """Whether an answer came to a limit: copies share their states, so all of them end there."""
+    start = matcher.deep_copy()
+    start.compute_bitmask()
+    return bool(start.is_error())
 
 
 def _reason(error: str) -> str:
