@@ -235,9 +235,9 @@ __device__ __forceinline__ void stream_product(const StreamProgram& program,
   asm volatile("" : "+r"(i_block));  // worked out again: registers are scarce in the loop
   const Pieces pieces(task, i_block);
   const int first_e = pieces.num * slot - 1 - team.i_thread;
-  if (pieces.num * slot - 1 - team.i_warp * kWarp >= 0) {
-    wait_for_phase(team.p_parts_ready, task.parity);
-  }
+  // Also a warp that adds nothing up: else it could arrive at the next product's end before others
+  // have come to this one's.
+  wait_for_phase(team.p_parts_ready, task.parity);
 #pragma unroll 1
   for (int e = first_e; e >= 0; e -= kTeamThreads) {
     const int i_piece = e / slot;
