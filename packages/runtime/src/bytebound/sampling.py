@@ -208,7 +208,7 @@ class Sampler:
         if float(row.max()) == -math.inf:
             reason = "logit_bias bans every id that min_tokens does not mask"
             if self.constraint is not None:
-                reason = "the grammar allows no id here that logit_bias does not ban"
+                reason = "the grammar allows no id here that logit_bias and stop ids leave"
             raise InvalidRequestError(f"no token is left to choose from: {reason}")
         return row
 
