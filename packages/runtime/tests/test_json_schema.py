@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from typing import Any
 
 import jsonschema
@@ -116,6 +117,37 @@ def test_what_cannot_be_enforced_is_refused_by_name_and_place(schema: Any, messa
     with pytest.raises(InvalidRequestError, match=message) as error:
         Grammar.json_schema(schema)
     assert len(str(error.value)) < 450
+
+
+AMBIGUOUS = [
+    *("a**", "a+*", "a{2}{3}", "a{2,}+", "(ab)*{2}", "a*?+", "x{1,2}?*"),
+    *("[[a]]", "[[:alpha:]]", "[a[b]", "[a--c]", "[a-z&&b]", "[a~~b]", "[]a]", "[^]a]", "[]"),
+]
+
+
+@pytest.mark.parametrize("pattern", AMBIGUOUS)
+@pytest.mark.parametrize("word", ["pattern", "patternProperties"])
+def test_a_pattern_of_two_meanings_is_refused(pattern: str, word: str) -> None:
+    """Rust's regular expressions, which enforce it, read it otherwise than a validator would."""
+    given = pattern if word == "pattern" else {pattern: {"type": "string"}}
+    with pytest.raises(InvalidRequestError, match=f"at #/{word}: .*more than one way"):
+        Grammar.json_schema({word: given})
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(r"^\[a\]$", r"[\[\]]", r"a*?b", r"a{2,3}?", r"[a\-\-c]", r"[&-]", r"[a-z-]", r"\*\*"),
+        *(r"[^a-c]+", r"(a|b)*c?", r"^\d{4}-\d\d$", r"a\{2}{3}", "[*+?]{2}", r"[\w.-]+@[\w-]+"),
+    ],
+)
+def test_an_answer_matches_the_pattern_as_python_reads_it(
+    compiled: GrammarCompiler, tokenizer: Tokenizer, pattern: str
+) -> None:
+    grammar = Grammar.json_schema({"type": "string", "pattern": f"^(?:{pattern.strip('^$')})$"})
+    for seed in range(5):
+        answer = json.loads(tokenizer.decode(random_answer(compiled, tokenizer, grammar, seed)))
+        assert re.fullmatch(pattern.strip("^$"), answer), answer
 
 
 UNCOMPILED: list[tuple[Any, str]] = [

@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Any, NoReturn
 
 from bytebound.errors import InvalidRequestError
+from bytebound.schema_patterns import check_pattern
 from bytebound.schema_unions import MOST_LEVELS, Resolver, disjoint
 
 DEEPEST = 64
@@ -87,6 +88,9 @@ def _checked(
         elif word in _MAPS:
             if not isinstance(value, dict):
                 _refuse(here, "expected an object of schemas")
+            if word == "patternProperties":
+                for pattern in value:
+                    _check_pattern(pattern, here)
             kept[word] = {k: _sub(v, f"{here}/{k}", resolver, multiples) for k, v in value.items()}
         elif word in _ASSERTIONS:
             _check_assertion(schema, word, place, multiples)
@@ -119,6 +123,8 @@ def _check_assertion(
     value = schema[word]
     if word == "$ref" and not (isinstance(value, str) and (value == "#" or value[:2] == "#/")):
         _refuse(f"{place}/$ref", f"got {value!r}, expected a place in this schema, as '#/$defs/a'")
+    if word == "pattern" and isinstance(value, str):
+        _check_pattern(value, f"{place}/pattern")
     if word == "multipleOf":
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
             _refuse(f"{place}/multipleOf", f"got {value!r}, expected a number above 0")
@@ -139,6 +145,13 @@ def _check_assertion(
                 f"got {value} with {named} required properties; at most {named + 1} can be "
                 "enforced, so name more of them in 'required'",
             )
+
+
+def _check_pattern(pattern: str, place: str) -> None:
+    try:
+        check_pattern(pattern)
+    except InvalidRequestError as error:
+        _refuse(place, str(error))
 
 
 def _check_multiples(multiples: Sequence[Decimal]) -> None:
