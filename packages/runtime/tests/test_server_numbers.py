@@ -152,3 +152,13 @@ def test_a_refusal_names_the_field_of_the_request(
     assert said in error["message"]
     if path != "/v1/messages":
         assert error["param"] == next(iter(more))
+
+
+@pytest.mark.parametrize("wrong", ["must", True, 1, {"type": "function"}, {"type": "any"}, []])
+def test_a_choice_of_tools_that_is_none_is_refused_in_one_message(
+    plain: Served, wrong: Any
+) -> None:
+    path = "/v1/chat/completions"
+    error = plain.post(path, {**BODIES[path][1], "tool_choice": wrong}).json()["error"]
+    assert error["param"] == "tool_choice"
+    assert error["message"].startswith('tool_choice: expected "auto", "none", "required" or {')

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bytebound.grammar import ToolForm
 from bytebound.server.fields import MOST_LOGPROBS, Body, Never, One, SamplingFields, one_of
@@ -45,13 +45,9 @@ class NamedTool(Body):
     function: FunctionName
 
 
-def _kind(choice: Any) -> str:
-    return "tool" if isinstance(choice, (dict, NamedTool)) else "word"
-
-
 ToolChoice = Annotated[
-    Annotated[Literal["auto", "none", "required"], Tag("word")] | Annotated[NamedTool, Tag("tool")],
-    Discriminator(_kind),
+    Literal["auto", "none", "required"] | NamedTool,
+    one_of('"auto", "none", "required" or {"type": "function", "function": {"name": ...}}'),
 ]
 
 
