@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from .checkpoints import random_checkpoint
 
@@ -17,9 +18,11 @@ BENCH = Path(__file__).parents[3] / "bench"
 
 @pytest.fixture(autouse=True)
 def neighbours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A script finds the modules beside it."""
+    """A script finds the modules beside it, and leaves as many CPU threads as there were."""
     monkeypatch.syspath_prepend(str(BENCH))
+    threads = torch.get_num_threads()
     yield
+    torch.set_num_threads(threads)
     sys.modules.pop("served_engine", None)
 
 

@@ -238,13 +238,10 @@ def in_use() -> tuple[int, int]:
 
 
 def left_over() -> list[str]:
-    """What belongs to a request and is still there, but for the job that the thread ran last."""
+    """What belongs to a request and is still there."""
     gc.collect()
     kinds = [type(one) for one in gc.get_objects()]
-    left = [kind.__name__ for kind in kinds if kind in (Turn, Job, ReplySplitter)]
-    if "Job" in left:
-        left.remove("Job")
-    return left
+    return [kind.__name__ for kind in kinds if kind in (Turn, Job, ReplySplitter)]
 
 
 def gone_within(seconds: float) -> list[str]:

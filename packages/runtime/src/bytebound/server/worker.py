@@ -177,13 +177,21 @@ class EngineWorker:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while (job := self._next()) is not None:
-            started = time.monotonic()
-            job.queued_s = started - job.arrived
-            self._work_on(job)
-            with self._changed:
-                self._last_s = time.monotonic() - started
-                self._running = None
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        """Run a job; False at the end. Nothing of it is held while the next one is waited for."""
+        job = self._next()
+        if job is None:
+            return False
+        started = time.monotonic()
+        job.queued_s = started - job.arrived
+        self._work_on(job)
+        with self._changed:
+            self._last_s = time.monotonic() - started
+            self._running = None
+        return True
 
     def _next(self) -> Job[Any] | None:
         with self._changed:
