@@ -13,10 +13,10 @@ numbers that flow differ in their last bits, which no kernel's time minds.
 import argparse
 import statistics
 import sys
-import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,13 +25,12 @@ import bytebound_kernels as bk
 import torch
 from bytebound import Engine, SamplingParams
 from bytebound.cuda.cycle import Form
-from bytebound.cuda.decoder import CudaDecoder
 from bytebound.cuda.matrices import PackedMatrix
 from bytebound.cuda.sampling import Choice
 from bytebound.cuda.weights import iter_matrices
 from decode import some_prompt, write
+from step_parts import TURNS, Variant, turn_times
 
-TURNS, ROUNDS = 20, 5
 ITEM_ROWS, ITEM_COLUMNS, WARPS = 64, 128, 8  # csrc/cuda/w4.cuh, csrc/matvec.h
 MARGIN = 10 * TURNS  # positions, of which a turn takes up to eight
 LEAST_GAIN = 0.001  # of a turn, for a grid to be among the best
@@ -68,29 +67,9 @@ def grids_of(grids: Grids) -> Iterator[None]:
         yield
 
 
-def turn_times(
-    engine: Engine, form: Form, position: int, variants: Mapping[str, Grids]
-) -> dict[str, list[float]]:
-    """Microseconds of a recorded turn of each variant, by turns; ``ROUNDS`` samples."""
-    executor = engine.executor
-    decoders, times = {}, {name: list[float]() for name in variants}
-    for name, grids in variants.items():
-        decoder = decoders[name] = CudaDecoder(executor, None, 1)
-        buffers = executor.step.buffers
-        decoder.cycle.begin(buffers.logits[0], buffers.hidden[:1], position)
-        with grids_of(grids), torch.inference_mode():
-            decoder._run("turn", form)
-    for turn in range(ROUNDS + 1):
-        for name, decoder in decoders.items():
-            executor.state.position.fill_(position)
-            torch.cuda.synchronize()
-            begun = time.perf_counter()
-            for _ in range(TURNS):
-                decoder._run("turn", form)
-            torch.cuda.synchronize()
-            if turn > 0:
-                times[name].append(1e6 * (time.perf_counter() - begun) / TURNS)
-    return times
+def recorded(variants: Mapping[str, Grids]) -> dict[str, Variant]:
+    """As ``turn_times`` takes them."""
+    return {name: partial(grids_of, grids) for name, grids in variants.items()}
 
 
 def best_of(times: Mapping[str, list[float]], variants: Mapping[str, Grids]) -> dict[Kind, int]:
@@ -101,7 +80,7 @@ def best_of(times: Mapping[str, list[float]], variants: Mapping[str, Grids]) -> 
     for name, grids in variants.items():
         gain = 1 - statistics.median(times[name]) / whole
         for kind, grid in grids.items():
-            if gain > max(LEAST_GAIN, gains.get(kind, 0.0)):
+            if gain > gains.get(kind, LEAST_GAIN):
                 found[kind], gains[kind] = grid, gain
     return found
 
@@ -134,11 +113,11 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     for rows in arguments.rows:
         form = Form.of(Choice(rows - 1), rows - 1)
-        times = turn_times(engine, form, arguments.position, variants)
+        times = turn_times(engine, form, arguments.position, recorded(variants))
         best = best_of(times, variants)
         # By turns again: the best ones together, and the default beside them.
         together = {"default_again": {}, "best": best}
-        times |= turn_times(engine, form, arguments.position, together)
+        times |= turn_times(engine, form, arguments.position, recorded(together))
         for name, values in times.items():
             grids = best if name == "best" else variants.get(name, {})
             case = {

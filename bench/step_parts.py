@@ -12,8 +12,8 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -30,6 +30,9 @@ from bytebound.cuda.weights import GatedDeltaWeights, ModelWeights
 from decode import some_prompt, write
 
 TURNS, ROUNDS = 20, 5
+
+Variant = Callable[[], AbstractContextManager[Any]]
+"""Changes what is recorded within."""
 
 
 def nothing(*args: Any, **options: Any) -> None:
@@ -79,6 +82,31 @@ def parts(weights: ModelWeights) -> dict[str, Any]:
     return found
 
 
+def turn_times(
+    engine: Engine, form: Form, position: int, variants: Mapping[str, Variant]
+) -> dict[str, list[float]]:
+    """Microseconds of a turn as recorded under each variant, by turns; ``ROUNDS`` samples each."""
+    executor = engine.executor
+    decoders, times = {}, {name: list[float]() for name in variants}
+    for name, variant in variants.items():
+        decoder = decoders[name] = CudaDecoder(executor, None, 1)
+        buffers = executor.step.buffers
+        decoder.cycle.begin(buffers.logits[0], buffers.hidden[:1], position)
+        with variant(), torch.inference_mode():
+            decoder._run("turn", form)
+    for turn in range(ROUNDS + 1):
+        for name, decoder in decoders.items():
+            executor.state.position.fill_(position)
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            for _ in range(TURNS):
+                decoder._run("turn", form)
+            torch.cuda.synchronize()
+            if turn > 0:
+                times[name].append(1e6 * (time.perf_counter() - begun) / TURNS)
+    return times
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure, write the file, print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -95,25 +123,8 @@ def main(argv: list[str] | None = None) -> int:
         )
     executor, form = engine.executor, Form.of(Choice(arguments.rows - 1), arguments.rows - 1)
     engine.generate(some_prompt(arguments.position), SamplingParams(max_tokens=1))
-    found = {"nothing": lambda: patch.object(bk, "argmax", bk.argmax), **parts(executor.weights)}
-    decoders, times = {}, {name: list[float]() for name in found}
-    for name, without in found.items():
-        decoders[name] = CudaDecoder(executor, None, 1)
-        decoders[name].cycle.begin(
-            executor.step.buffers.logits[0], executor.step.buffers.hidden[:1], arguments.position
-        )
-        with without(), torch.inference_mode():
-            decoders[name]._run("turn", form)
-    for turn in range(ROUNDS + 1):
-        for name, decoder in decoders.items():
-            executor.state.position.fill_(arguments.position)
-            torch.cuda.synchronize()
-            begun = time.perf_counter()
-            for _ in range(TURNS):
-                decoder._run("turn", form)
-            torch.cuda.synchronize()
-            if turn > 0:
-                times[name].append(1e6 * (time.perf_counter() - begun) / TURNS)
+    found = {"nothing": nullcontext, **parts(executor.weights)}
+    times = turn_times(engine, form, arguments.position, found)
     whole, metrics = statistics.median(times["nothing"]), dict[str, Any]()
     for name, values in times.items():
         cost = [whole - value for value in values] if name != "nothing" else values

@@ -53,7 +53,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
     monkeypatch.syspath_prepend(str(BENCH))  # type: ignore[no-untyped-call]
     names = (
         *("decode", "quant_layer", "long_context", "adaptive_depth", "draft_in_l2"),
-        "block_counts",
+        *("block_counts", "step_parts"),
     )
     known = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     yield lambda name: __import__(name)
@@ -179,9 +179,9 @@ def test_grids_of_a_product(
         return result
 
     monkeypatch.setattr(bk, "w4_matvec", noted)
-    monkeypatch.setattr(made, "TURNS", 1)
-    monkeypatch.setattr(made, "ROUNDS", 2)
-    monkeypatch.setattr(made, "LEAST_GAIN", -9.0)  # so that each kind has a best one
+    monkeypatch.setattr(sys.modules["step_parts"], "TURNS", 1)
+    monkeypatch.setattr(sys.modules["step_parts"], "ROUNDS", 2)
+    monkeypatch.setattr(made, "LEAST_GAIN", -1e9)  # so that each kind has a best one
     folder = random_checkpoint(tmp_path / "model", **SHAPE).folder
     metrics = run(
         made, tmp_path / "counts.json", "--model", f"random:{folder}", "--position", 20,
