@@ -19,6 +19,16 @@ enum class MatvecEpilogue : int {
 constexpr int kMatvecRows = 8;   // activation rows of one launch
 constexpr int kMatvecWarps = 8;  // of a block
 
+// Blocks of a grid by default, for a matrix of `items` in four bits (1 or more): the fewest, at
+// most `most_blocks`, with which no warp has a longer share than with `most_blocks`. Part of the
+// order of summation. More blocks would not shorten the longest share, and share more row blocks.
+constexpr int matvec_blocks(std::int64_t items, int most_blocks) {
+  const std::int64_t most_warps = std::int64_t{most_blocks} * kMatvecWarps;
+  const std::int64_t longest = (items + most_warps - 1) / most_warps;
+  const std::int64_t block_items = longest * kMatvecWarps;
+  return static_cast<int>((items + block_items - 1) / block_items);
+}
+
 // Bytes of scratch: what the blocks send each other. The first launch must find all bits set in it;
 // each launch leaves it so. One stream at a time.
 constexpr std::int64_t matvec_workspace_bytes(int num_blocks) {

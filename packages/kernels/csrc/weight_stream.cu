@@ -210,14 +210,17 @@ GatesTask task_of(const StreamGates& p) {
           rms_threads(p.d)};
 }
 
-ProductTask task_of(const StreamProduct& p, int num_warps) {
+ProductTask task_of(const StreamProduct& p, int num_teams) {
   const std::int64_t rows = p.epilogue == MatvecEpilogue::kSwiGlu ? 2 * std::int64_t{p.n} : p.n;
+  const std::int64_t groups = p.k / kGroup;
+  const std::int64_t items = (rows + kItemRows - 1) / kItemRows * groups;
   ProductTask task = {};
   task.p_weight = static_cast<const unsigned char*>(p.weight);
   task.p_x = static_cast<const __half*>(p.x);
   task.x_row_stride = p.x_row_stride;
-  task.num_groups = p.k / kGroup;
-  task.shares = shares_of((rows + kItemRows - 1) / kItemRows * task.num_groups, num_warps);
+  task.num_groups = static_cast<int>(groups);
+  // As w4_matvec by default, for the same bits: the teams beyond have nothing to multiply.
+  task.shares = shares_of(items, matvec_blocks(items, num_teams) * kMatvecWarps);
   task.bfloat16_scales = p.scale_dtype == DType::kBFloat16;
   task.output = {p.out, p.residual,  p.out_row_stride, p.residual_row_stride,
                  p.n,   p.float_out, p.epilogue,       p.scale};
@@ -333,7 +336,7 @@ Status run(const WeightStreamParams& params, int num_sms, void* stream) {
         task.gates = task_of(op.gates);
         break;
       case StreamKind::kProduct:
-        task.product = task_of(op.product, num_sms * kStreamWarps);
+        task.product = task_of(op.product, num_sms * kTeams);
         task.product.parity = num_products++ % 2;
         break;
       case StreamKind::kReplay:

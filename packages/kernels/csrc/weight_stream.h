@@ -49,7 +49,8 @@ struct StreamGates {
   int d;
 };
 
-// As w4_matvec, with the same bits. All products of a launch are symmetric, or all asymmetric.
+// As w4_matvec on matvec_blocks() of two for each multiprocessor, with the same bits. All products
+// of a launch are symmetric, or all asymmetric.
 struct StreamProduct {
   const void* weight;         // packed items
   const void* x;              // [R, K] float16, handed over; null: the rows of the last norm
@@ -87,7 +88,8 @@ struct WeightStreamParams {
   int rows;             // R, 1 to 8
   void* workspace;      // weight_stream_workspace_bytes(), every bit set before the first launch
   std::int64_t* clock;  // null, or [num_ops][4][blocks]: nanoseconds at which a block's first warp
-                        // began an op, had its input, was done with its items, had handed over
+                        // began an op, had its input (if it has items), was done with its items,
+                        // had handed over
   int device;
 };
 

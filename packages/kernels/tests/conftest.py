@@ -60,6 +60,8 @@ def pretend_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     answer = _device._Availability("", found, {1: "no code for card 1"})
     monkeypatch.setattr(_device, "_availability", lambda: answer)
+    # A build without CUDA does not have it.
+    monkeypatch.setattr(_native, "matvec_blocks", lambda items, most_blocks: 1, raising=False)
 
 
 @pytest.fixture
@@ -112,6 +114,7 @@ NO_LAUNCH = {
     "l2_persist",
     "l2_persist_limits",
     "l2_persist_reset",
+    "matvec_blocks",
     "stream_gated_delta",
     "stream_gates",
     "stream_norm",

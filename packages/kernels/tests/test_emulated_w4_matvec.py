@@ -38,6 +38,11 @@ def test_any_number_of_blocks(n, k, num_blocks, workspace, assert_close) -> None
     gpu.test_any_number_of_blocks(n, k, num_blocks, workspace, assert_close)
 
 
+@pytest.mark.parametrize("epilogue", ["store", "residual", "swiglu"])
+def test_as_few_blocks_as_the_longest_share_allows(epilogue, workspace) -> None:
+    gpu.test_as_few_blocks_as_the_longest_share_allows(False, epilogue, workspace)
+
+
 @dtypes
 @schemes
 def test_epilogues(asymmetric, dtype, workspace, assert_close) -> None:

@@ -45,6 +45,13 @@ def test_any_number_of_accepted_rows(accepted, workspace) -> None:
     small(gpu.SIZES[0], 5, False, workspace, accepted=accepted, num_layers=2)
 
 
+@pytest.mark.parametrize("longest", [2, 3])
+@schemes
+def test_products_that_leave_blocks_without_items(asymmetric, longest, workspace) -> None:
+    gpu.test_products_that_leave_blocks_without_items(asymmetric, longest, workspace)
+    assert (workspace == 255).all(), "a call left something in the workspace"
+
+
 @schemes
 def test_matches_the_reference(asymmetric, workspace, assert_close) -> None:
     gpu.test_one_layer_matches_the_reference(asymmetric, 5, gpu.SIZES[0], workspace, assert_close)

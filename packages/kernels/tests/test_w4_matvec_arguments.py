@@ -208,6 +208,27 @@ def test_launches_with_what_was_given(fake, monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("pretend_cuda")
+def test_the_native_side_says_how_many_blocks(fake, monkeypatch) -> None:
+    from bytebound_kernels import _native
+
+    asked, seen = [], []
+
+    def blocks(items: int, most_blocks: int) -> int:
+        asked.append((items, most_blocks))
+        return 5
+
+    monkeypatch.setattr(_native, "matvec_blocks", blocks, raising=False)
+    monkeypatch.setattr(
+        _native, "w4_matvec", lambda *_, **f: seen.append(f["num_blocks"]), raising=False
+    )
+    call(fake, stream=11)
+    call(fake, packed={"interleaved": True}, stream=11)
+    assert asked == [(2 * 2, 264), (3 * 2, 264)]  # row blocks by groups
+    call(fake, num_blocks=264, stream=11)
+    assert seen == [5, 5, 264] and len(asked) == 2
+
+
+@pytest.mark.usefixtures("pretend_cuda")
 def test_the_workspace_is_as_large_as_the_native_side_says() -> None:
     from bytebound_kernels import _native
 

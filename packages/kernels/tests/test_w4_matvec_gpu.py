@@ -202,6 +202,28 @@ def test_any_number_of_blocks(n, k, num_blocks, workspace, assert_close) -> None
     assert_close("out", w4_matvec_reference(x, weight), out, TOLERANCE["float16"])
 
 
+@pytest.mark.parametrize("epilogue", ["store", "residual", "swiglu"])
+@schemes
+def test_as_few_blocks_as_the_longest_share_allows(asymmetric, epilogue, workspace) -> None:
+    """The bits of a smaller grid than the card holds, in which every warp has two items or one."""
+    most = 2 * devices()[0].num_sms
+    groups, row_blocks = 5, 8 * most // 5 + 1
+    items = groups * row_blocks
+    blocks = -(-items // 16)
+    assert 8 * most < items < 9 * most and blocks < most
+    n = 64 * row_blocks // (2 if epilogue == "swiglu" else 1) - 3
+    weight = weight_of(n, 128 * groups, asymmetric=asymmetric, interleaved=epilogue == "swiglu")
+    x, residual = activations(5, 128 * groups, "float16"), activations(5, n, "float32", seed=3)
+    results = {}
+    for num_blocks in (None, blocks, most):
+        results[num_blocks] = poisoned(5, n, "float32")
+        more = {"residual": residual} if epilogue == "residual" else {}
+        out = results[num_blocks]
+        w4_matvec(x, weight, out=out, workspace=workspace, num_blocks=num_blocks, **more)
+    assert same_bits(results[None], results[blocks])
+    assert not same_bits(results[None], results[most]), "the order of summation is another one"
+
+
 def test_strides_change_no_bit_and_nothing_else_is_written(workspace) -> None:
     weight, x = weight_of(300, 512), activations(5, 512, "bfloat16")
     plain = poisoned(5, 300, "bfloat16")

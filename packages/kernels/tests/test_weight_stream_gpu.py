@@ -214,6 +214,28 @@ def test_products_without_a_norm(workspace) -> None:
     assert_as_single_ops(layers, 6, workspace)
 
 
+@pytest.mark.parametrize("longest", [2, 3])
+@schemes
+def test_products_that_leave_blocks_without_items(asymmetric, longest, workspace) -> None:
+    """As few teams as w4_matvec has blocks: the last ones only hand on, product after product."""
+    most = 2 * devices()[0].num_sms
+    groups = 5
+    row_blocks = 4 * (8 * most * (longest - 1) // (4 * groups) + 1)
+    items = groups * row_blocks
+    assert longest == -(-items // (8 * most)) and -(-items // (8 * longest)) <= most - 2
+    d, n = 128 * groups, 64 * row_blocks  # n by d has as many items as d by n
+    layers = Layers("cuda", asymmetric=asymmetric)
+    x = layers.random(8, d)
+    layers.norm(x)
+    first = layers.product(n, d)
+    second = layers.product(d, n, first, x)
+    layers.norm(second)
+    inner = layers.product(n // 2, d, interleaved=True, scale=2.0**-3)
+    layers.product(d, n // 2, inner, second, scale=2.0**3)
+    layers.product(n - 3, d, dtype=torch.float32)
+    assert_as_single_ops(layers, 5, workspace)
+
+
 def test_bfloat16_scales(workspace) -> None:
     layers = Layers("cuda")
     layers.norm(layers.random(8, 384))

@@ -8,6 +8,7 @@ namespace py = pybind11;
 using namespace pybind11::literals;
 
 void bind_w4_matvec(py::module_& m) {
+  m.def("matvec_blocks", &matvec_blocks, "items"_a, "most_blocks"_a);
   m.def("matvec_workspace_bytes", &matvec_workspace_bytes, "num_blocks"_a);
   m.def(
       "w4_matvec",

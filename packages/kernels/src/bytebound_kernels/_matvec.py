@@ -23,8 +23,8 @@ __all__ = [
     "check_result",
     "check_scale",
     "check_workspace",
-    "default_blocks",
     "matvec_workspace_bytes",
+    "most_blocks",
 ]
 
 MAX_ROWS = 16
@@ -38,7 +38,7 @@ _ACTIVATIONS = ("float16", "bfloat16")
 EPILOGUES = {"store": 0, "add_residual": 1, "swiglu": 2}
 
 
-def default_blocks(device: int, op: str = "matvec_workspace_bytes") -> int:
+def most_blocks(device: int, op: str = "matvec_workspace_bytes") -> int:
     """Return the blocks of a grid that fills a device once."""
     return _BLOCKS_PER_SM * device_info(op, device).num_sms
 
@@ -50,7 +50,7 @@ def matvec_workspace_bytes(device: int = 0, *, num_blocks: int | None = None) ->
     first use (torch: ``workspace.fill_(255)``); every call leaves it so.
 
     Args:
-        device: ordinal of the device, for the default number of blocks.
+        device: ordinal of the device, for the most blocks that it runs at once.
         num_blocks: the number that is passed to the calls, where it is not the default.
 
     Raises:
@@ -58,15 +58,18 @@ def matvec_workspace_bytes(device: int = 0, *, num_blocks: int | None = None) ->
         InvalidArgumentError: there is no such device, or num_blocks is no integer of 1 or more.
     """
     if num_blocks is None:
-        blocks = default_blocks(device)
+        blocks = most_blocks(device)
     else:
         blocks = check_integer("matvec_workspace_bytes", "num_blocks", num_blocks, 1)
     return blocks * _ITEM_ROWS * _LAUNCH_ROWS * 4
 
 
 def check_blocks(op: str, num_blocks: int | None, device: int) -> int:
-    """Return the blocks of the grid; more than a device holds at once could wait for ever."""
-    most = default_blocks(device, op)
+    """Return num_blocks, or the most that there may be where it is None.
+
+    More than a device holds at once could wait for ever.
+    """
+    most = most_blocks(device, op)
     if num_blocks is None:
         return most
     num_blocks = check_integer(op, "num_blocks", num_blocks)

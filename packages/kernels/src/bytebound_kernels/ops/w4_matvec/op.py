@@ -17,7 +17,7 @@ from bytebound_kernels._matvec import (
 from bytebound_kernels._stream import stream_handle
 from bytebound_kernels._tensor import DTYPE_CODES, TensorView
 from bytebound_kernels.errors import InvalidArgumentError
-from bytebound_kernels.ops.w4_matvec.packed import PackedW4
+from bytebound_kernels.ops.w4_matvec.packed import PackedW4, num_items
 
 __all__ = ["w4_matvec"]
 
@@ -55,8 +55,9 @@ def w4_matvec(
         scale: the product is multiplied by it in float32, before residual is added and before the
             result is rounded; finite, above 0. A power of two is exact: it keeps a wide float16
             result (SwiGLU's) in range, and the next product takes it off again.
-        num_blocks: blocks of the grid; None: as many as the card runs at once. The order of
-            summation depends on it.
+        num_blocks: blocks of the grid, up to as many as the card runs at once, two for each
+            multiprocessor. None: the fewest with which no warp has a longer share of the matrix
+            than with that many. The order of summation depends on it.
         stream: a stream handle as an integer, or a PyTorch or CuPy stream. None: the stream that is
             current in the framework of x.
 
@@ -112,6 +113,9 @@ def w4_matvec(
     require_cuda(_OP, device)
     blocks = check_blocks(_OP, num_blocks, device)
     scratch = check_workspace(_OP, workspace, blocks)
+    if num_blocks is None:
+        items = num_items(weight.n, weight.k, interleaved=weight.interleaved)
+        blocks = _native.matvec_blocks(items, blocks)
     common_device(_OP, out_view, scratch)
     for tensor in (*read, *others, out_view):
         no_overlap(_OP, scratch, tensor)

@@ -20,7 +20,15 @@ from bytebound_kernels.errors import (
     UnsupportedShapeError,
 )
 
-__all__ = ["GROUP", "ITEM_ROWS", "PackedW4", "item_bytes", "w4_pack", "w4_packed_bytes"]
+__all__ = [
+    "GROUP",
+    "ITEM_ROWS",
+    "PackedW4",
+    "item_bytes",
+    "num_items",
+    "w4_pack",
+    "w4_packed_bytes",
+]
 
 _OP = "w4_pack"
 GROUP = 128  # columns that share a scale
@@ -41,6 +49,12 @@ def item_bytes(asymmetric: bool) -> int:
     return _WORD_BYTES + _SCALE_BYTES + (_ZERO_BYTES if asymmetric else 0)
 
 
+def num_items(n: int, k: int, *, interleaved: bool) -> int:
+    """Return the items of a packed matrix: 64 rows by 128 columns each."""
+    rows = 2 * n if interleaved else n
+    return -(-rows // ITEM_ROWS) * (k // GROUP)
+
+
 def w4_packed_bytes(n: int, k: int, *, asymmetric: bool = False, interleaved: bool = False) -> int:
     """Return the bytes of a packed matrix: those of PackedW4.data.
 
@@ -55,8 +69,7 @@ def w4_packed_bytes(n: int, k: int, *, asymmetric: bool = False, interleaved: bo
         )
     if not 1 <= n <= _MAX_N:
         raise UnsupportedShapeError(f"{_OP}: N is {n}; expected 1 to {_MAX_N}")
-    rows = 2 * n if interleaved else n
-    return -(-rows // ITEM_ROWS) * (k // GROUP) * item_bytes(asymmetric)
+    return num_items(n, k, interleaved=interleaved) * item_bytes(asymmetric)
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,8 @@ def weight_stream(
             use.
         clock: None, or int64 [number of ops, 4, multiprocessors], contiguous: nanoseconds at which
             the first warp of a block began an op, had its input, was done with its items, had
-            handed over. The two in the middle are written by products alone.
+            handed over. The two in the middle are written by products alone, the former of them
+            only where the warp has items: a small product leaves some blocks without.
         stream: a stream handle as an integer, or a PyTorch or CuPy stream. None: the stream that is
             current in the framework of workspace.
 
