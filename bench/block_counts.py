@@ -3,11 +3,12 @@
     python bench/block_counts.py --json FILE [--model random:qwen3.5-27b] [--rows 1]
         [--position 1024] [--most N] [--try ROWSxCOLUMNSxBLOCKS ...]
 
-A grid of ``w4_matvec`` is by default as large as the card runs at once, and its warps then have
-shares that differ by an item, and row blocks in common with other blocks, whose sums they exchange.
-Tried is every smaller grid, down to half, whose warps all have the same number of items; and last,
-all at once, the best grid of each matrix. The order of summation depends on the grid, so that the
-numbers that flow differ in their last bits, which no kernel's time minds.
+A grid of ``w4_matvec`` is by default as small as it can be without a longer share for any warp than
+in one as large as the card runs at once. Its warps still have shares that may differ by an item,
+and row blocks in common with other blocks, whose sums they exchange. Tried is every grid below that
+largest one, down to half, whose warps all have the same number of items; and last, all at once, the
+best grid of each matrix. The order of summation depends on the grid, so that the numbers that flow
+differ in their last bits, which no kernel's time minds.
 """
 
 import argparse
@@ -124,7 +125,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 "rows": rows,
                 "position": arguments.position,
                 "blocks": {name_of(kind): grid for kind, grid in grids.items()},
-                "blocks_of_others": most,
+                "blocks_of_others": "default",
+                "most_blocks": most,
             }
             metrics[f"rows{rows}.{name}.us"] = {
                 "unit": "us", "better": "lower", "median": statistics.median(values),

@@ -6,9 +6,9 @@
 
 ``record`` needs a GPU: it runs the launch between the first two attention layers a few times and
 keeps the clock of the last one, as ``weight_stream(clock=...)`` writes it: for every op and block
-when its first warp began, had its input, was done with its items, and had handed over. ``draw``
-needs matplotlib. ``spread`` says how far apart the blocks are done with the items of each product,
-and whether it is the same blocks that are late in every product of a shape.
+when its first warp began, had its input (where it has items), was done with its items, and had
+handed over. ``draw`` needs matplotlib. ``spread`` says how far apart the blocks are done with the
+items of each product, and whether it is the same blocks that are late in every product of a shape.
 """
 
 import argparse
@@ -80,6 +80,7 @@ def draw(arguments: argparse.Namespace) -> None:
         if np.isnan(there).all():
             spans = [("op", begin, end)]
         else:
+            there = np.where(np.isnan(there), done, there)
             spans = [("waiting", begin, there), ("items", there, done), ("handing over", done, end)]
         for label, left, right in spans:
             axes.barh(blocks, right - left, left=left, height=1.0, color=COLORS[label], linewidth=0)
@@ -93,9 +94,11 @@ def draw(arguments: argparse.Namespace) -> None:
 
 
 def lateness(stamps: np.ndarray, product: int) -> np.ndarray:
-    """How long after the median block each one was done with a product's items, in us [blocks]."""
-    done: np.ndarray = stamps[product, 2] - np.nanmedian(stamps[product, 2])
-    return done
+    """How long after the median block each one with items of a product was done, in us [blocks]."""
+    there, done = stamps[product, 1:3]
+    done = done[~np.isnan(there)]
+    late: np.ndarray = done - np.median(done)
+    return late
 
 
 def spread(arguments: argparse.Namespace) -> None:
