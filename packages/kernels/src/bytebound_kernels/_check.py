@@ -53,7 +53,7 @@ def check_finite(op: str, name: str, value: Any, *, not_negative: bool = False) 
     Raises:
         InvalidArgumentError: it is no number, not finite, or below 0 where it must not be.
     """
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    is_number = type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))
     if not is_number or not math.isfinite(value) or (not_negative and value < 0):
         expected = "a finite number" + (" of 0 or more" if not_negative else "")
         raise InvalidArgumentError(f"{op}: {name} is {value!r}; expected {expected}")
@@ -78,6 +78,9 @@ def row_stride(op: str, tensor: TensorView) -> int:
         UnsupportedLayoutError: the elements of a row are not adjacent, or the leading dimensions
             are not evenly spaced, so that no single distance describes the rows.
     """
+    shape, strides = tensor.shape, tensor.strides
+    if len(shape) == 2 and strides[1] == 1 and strides[0] >= 0:  # nearly always
+        return strides[0] if shape[0] > 1 and shape[1] else shape[1]
     described = f"{op}: {tensor.name} of shape {tensor.shape} has strides {tensor.strides}"
     if tensor.strides[-1] != 1 and tensor.shape[-1] > 1:
         raise UnsupportedLayoutError(
@@ -147,7 +150,7 @@ def common_device(op: str, *tensors: TensorView) -> int:
         UnsupportedDeviceError: one is in host memory, or they are on different devices.
     """
     ordinals = [tensor.resolve_device() for tensor in tensors]
-    if HOST in ordinals or len(set(ordinals)) > 1:
+    if ordinals[0] == HOST or ordinals.count(ordinals[0]) < len(ordinals):
         got = ", ".join(
             f"{tensor.name} on {'the host' if ordinal == HOST else f'cuda:{ordinal}'}"
             for tensor, ordinal in zip(tensors, ordinals, strict=True)
@@ -169,21 +172,25 @@ def packed_view(
     """
     tensor_view = view(op, name, tensor, (dtype,))
     got = tensor_view.shape
-    fits = len(got) == len(shape) and all(
-        want in (None, n) for n, want in zip(got, shape, strict=True)
-    )
-    if not fits:
+    if got != shape and not _fits(got, shape):
         wanted = ", ".join("any" if want is None else str(want) for want in shape)
         raise UnsupportedShapeError(f"{op}: {name} has shape {got}; expected ({wanted})")
-    step = 1
-    for n, stride in zip(reversed(got), reversed(tensor_view.strides), strict=True):
-        if n > 1 and stride != step:
+    step, strides = 1, tensor_view.strides
+    for i in range(len(got) - 1, -1, -1):
+        n = got[i]
+        if n > 1 and strides[i] != step:
             raise UnsupportedLayoutError(
                 f"{op}: {name} of shape {got} has strides {tensor_view.strides}; expected a "
                 f"contiguous tensor. Use .contiguous()."
             )
         step *= n
     return tensor_view
+
+
+def _fits(got: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
+    return len(got) == len(shape) and all(
+        want in (None, n) for n, want in zip(got, shape, strict=True)
+    )
 
 
 def workspace_view(op: str, workspace: Any, num_bytes: int) -> TensorView:

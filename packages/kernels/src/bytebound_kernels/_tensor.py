@@ -2,11 +2,12 @@
 
 Two ways in: data_ptr() with stride() (PyTorch), or an array interface (__cuda_array_interface__ as
 CuPy and Numba show it; NumPy's __array_interface__ for arrays that turn out to be in host memory).
-No framework is imported here.
+No framework is imported here. A pass describes some thousand tensors, so each must cost little.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -57,9 +58,9 @@ _TYPESTR_NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which would double the cost of making one
 class TensorView:
-    """Where a tensor lies. Does not keep the memory alive."""
+    """Where a tensor lies. Does not keep the memory alive, and is never changed."""
 
     name: str  # of the argument, for messages
     pointer: int
@@ -72,9 +73,11 @@ class TensorView:
     @property
     def span_bytes(self) -> int:
         """Bytes from the first element to the end of the last one, for strides of 0 and up."""
-        if 0 in self.shape:
-            return 0
-        last = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+        last = 0
+        for n, stride in zip(self.shape, self.strides, strict=True):
+            if n == 0:
+                return 0
+            last += (n - 1) * stride
         return (last + 1) * self.itemsize
 
     def resolve_device(self) -> int:
@@ -90,21 +93,20 @@ def _check_dtype(op: str, name: str, dtype: str, dtypes: tuple[str, ...]) -> Non
 
 
 def _view_torch(op: str, name: str, tensor: Any, dtypes: tuple[str, ...]) -> TensorView:
-    dtype = str(tensor.dtype).removeprefix("torch.")
+    dtype = _torch_name(tensor.dtype)
     _check_dtype(op, name, dtype, dtypes)
     where = tensor.device
     device = HOST
     if where.type == "cuda":
         device = 0 if where.index is None else int(where.index)
-    return TensorView(
-        name=name,
-        pointer=int(tensor.data_ptr()),
-        shape=tuple(tensor.shape),
-        strides=tuple(tensor.stride()),
-        dtype=dtype,
-        itemsize=_ITEMSIZES[dtype],
-        device=device,
-    )
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    pointer = int(tensor.data_ptr())
+    return TensorView(name, pointer, shape, strides, dtype, _ITEMSIZES[dtype], device)
+
+
+@cache
+def _torch_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _view_interface(
