@@ -357,10 +357,13 @@ class Engine:
             raise InvalidRequestError(
                 f"the prompt is a {type(prompt_ids).__name__}; expected a list of token ids"
             )
-        ids = [self._check_id(i, token) for i, token in enumerate(given)]
+        ids = list(given)
         if not ids:
             raise InvalidRequestError("the prompt is empty; at least one token id is needed")
-        return ids
+        # A long conversation comes with every turn, so the usual case is checked as a whole.
+        if {*map(type, ids)} == {int} and min(ids) >= 0 and max(ids) < self.executor.vocab_size:
+            return ids
+        return [self._check_id(i, token) for i, token in enumerate(ids)]
 
     def _check_id(self, i: int, token: Any) -> int:
         try:

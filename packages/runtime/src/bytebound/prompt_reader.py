@@ -9,6 +9,7 @@ The prompt that was read last is resident: its KV lies in the executor. One that
 overwritten can be parked (``parked.py``), and comes back when a prompt goes on from it.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -234,13 +235,15 @@ def cuts(ids: Sequence[int], *, chunk: int, floor: int, turn_starts: Collection[
     After ``chunk`` ids, and before a turn starts if that leaves the pass at least ``floor`` ids.
     Whether p is a cut depends on ``ids[: p + 1]`` alone.
     """
-    found, last = list[int](), 0
-    for position, token in enumerate(ids):
-        size = position - last
-        if size == chunk or (size >= floor and token in turn_starts):
-            found.append(position)
-            last = position
-    return found
+    starts = [place for place, token in enumerate(ids) if token in turn_starts]
+    found, last, length = list[int](), 0, len(ids)
+    while True:
+        first = bisect_left(starts, last + max(1, floor))
+        cut = min(last + chunk, starts[first] if first < len(starts) else length)
+        if cut >= length:
+            return found
+        found.append(cut)
+        last = cut
 
 
 @contextmanager
