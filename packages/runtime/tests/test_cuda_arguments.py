@@ -71,7 +71,9 @@ def call_everything(
 ) -> None:
     executor = CudaExecutor(weights, config, max_len=400, kv_dtype=kv_dtype)
     draft = mtp_draft(executor, kv_dtype)
-    executor.prefill([1] * 30, draft)
+    for few_rows in (0, 30):
+        executor.few_rows = few_rows
+        executor.prefill([1] * 30, draft)
     for rows in range(1, 9):
         executor.verify([1] * rows)
         executor.commit(rows)

@@ -32,16 +32,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return symmetric(tmp_path_factory.mktemp("failures") / "model")
 
 
-@pytest.fixture(params=["reference", "cuda"])
+@pytest.fixture(params=["reference", "cuda", "cuda in steps"])
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Engine:
     executor: Any
-    if request.param == "cuda":
+    if request.param != "reference":
         emulate(monkeypatch)
         executor = cuda_executor(folder, max_len=256)
+        executor.few_rows = 32 if request.param == "cuda in steps" else 8
     else:
         executor = reference(folder, 256)
         executor.prefill_chunk = 32
     return Engine(executor, config=executor.config)
+
+
+def prompt_pass(engine: Engine) -> str:
+    """The method that takes a chunk of 32 ids."""
+    return "_in_steps" if getattr(engine.executor, "few_rows", 0) >= 32 else "_wide_pass"
 
 
 def fail_at(
@@ -79,14 +85,15 @@ def test_out_of_memory_in_a_prompt(
     """E07: the chunks before the failure leave nothing behind."""
     expected = engine.generate(PROMPT, PARAMS).token_ids
     short = engine.generate(PROMPT[:40], PARAMS).token_ids
-    calls = fail_at(monkeypatch, engine.executor, "_wide_pass", 3, SHORTAGES[shortage])
+    method = prompt_pass(engine)
+    calls = fail_at(monkeypatch, engine.executor, method, 3, SHORTAGES[shortage])
     other = [7, *PROMPT[1:]]
     with pytest.raises(OutOfMemoryError, match=r"150 tokens in the sequence.*next one works.*max"):
         engine.generate(other, PARAMS)
     assert calls == [1, 2, 3]
     # What it held is let go, though the error is still at hand.
     gc.collect()
-    (held,) = engine.executor._wide_pass.alive  # type: ignore[attr-defined]
+    (held,) = getattr(engine.executor, method).alive
     assert held() is None
     assert engine.generate(PROMPT, PARAMS).token_ids == expected
     assert engine.generate(PROMPT[:40], PARAMS).token_ids == short
@@ -105,25 +112,26 @@ def test_out_of_memory_in_a_decode_pass(engine: Engine, monkeypatch: pytest.Monk
 
 def test_other_errors_are_not_taken_for_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = engine.generate(PROMPT, PARAMS).token_ids
-    fail_at(monkeypatch, engine.executor, "_wide_pass", 2, lambda: RuntimeError("a bug"))
+    fail_at(monkeypatch, engine.executor, prompt_pass(engine), 2, lambda: RuntimeError("a bug"))
     with pytest.raises(RuntimeError, match=r"^a bug$"):
         engine.generate(PROMPT, PARAMS)
     assert engine.generate(PROMPT, PARAMS).token_ids == expected
     assert not is_out_of_memory(KeyError("memory"))
 
 
-@pytest.mark.parametrize(("method", "call"), [("_wide_pass", 2), ("verify", 3)])
+@pytest.mark.parametrize(("where", "call"), [("prompt", 2), ("verify", 3)])
 def test_ctrl_c_leaves_the_engine_usable(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, method: str, call: int
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, where: str, call: int
 ) -> None:
     expected = engine.generate(PROMPT, PARAMS).token_ids
+    method = prompt_pass(engine) if where == "prompt" else where
     fail_at(monkeypatch, engine.executor, method, call, KeyboardInterrupt)
     stream = engine.stream(PROMPT, PARAMS)
     seen: list[int] = []
     with pytest.raises(KeyboardInterrupt):
         for event in stream:
             seen += event.token_ids
-    assert seen == ([] if method == "_wide_pass" else expected[:3])
+    assert seen == ([] if where == "prompt" else expected[:3])
     assert list(stream) == []
     assert engine.generate(PROMPT, PARAMS).token_ids == expected
 

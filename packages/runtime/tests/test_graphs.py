@@ -34,6 +34,11 @@ def test_the_collector_is_left_as_it_was() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+    with no_garbage_collection():
+        with no_garbage_collection():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
     with pytest.raises(ValueError, match="within"), no_garbage_collection():
         raise ValueError("within")
     assert gc.isenabled()

@@ -69,7 +69,7 @@ def make(
 
     def emulated(snapshot_bytes: int | None) -> Engine:
         executor = CudaExecutor(
-            weights, config, max_len=MAX_LEN, prefill_chunk=CHUNK, prefill_floor=5
+            weights, config, max_len=MAX_LEN, prefill_chunk=CHUNK, prefill_floor=5, few_rows=9
         )
         drafts: dict[str, Draft | None] = {"none": None, "ngram": NgramDraft(min_ngram=1)}
         made = mtp_draft(executor) if draft == "mtp" else drafts[draft]

@@ -54,8 +54,9 @@ def build(tmp_path: Path, engine: str, **shape: Any) -> CudaExecutor:
     config = ModelConfig.from_folder(random_checkpoint(tmp_path, **{**SHAPE, **shape}).folder)
     weights = random_weights(config, dtype=torch.float16, device=CPU, seed=5)
     return CudaExecutor(
-        weights, config, max_len=MAX_LEN, prefill_chunk=16, prefill_floor=5, engine=engine
-    )
+        weights, config, max_len=MAX_LEN, prefill_chunk=16, prefill_floor=5, few_rows=4,
+        engine=engine,
+    )  # fmt: skip
 
 
 def held(executor: CudaExecutor) -> list[torch.Tensor]:

@@ -6,7 +6,8 @@ import torch
 
 from bytebound.config import ModelConfig
 from bytebound.cuda.buffers import Buffers, inverse_frequencies
-from bytebound.cuda.matrices import MATVEC_ROWS, UNPACK_ROWS, Workspaces
+from bytebound.cuda.graphs import Recordings, no_garbage_collection
+from bytebound.cuda.matrices import MATMUL_ROWS, MATVEC_ROWS, UNPACK_ROWS, Workspaces
 from bytebound.cuda.prefill import Chunk
 from bytebound.cuda.state import MAX_ROWS, SequenceState, cache_positions
 from bytebound.cuda.step import Step, settle
@@ -20,6 +21,11 @@ PREFILL_CHUNK = 2048  # rows of a wide pass: bounds its scratch whatever the pro
 # A wide pass unpacks every matrix, so that fewer rows hardly cost less: w4_unpack_cublas of 17 and
 # of 256 rows in bench/results/h200/kernels-prompts.json.
 PREFILL_FLOOR = 256
+# The host launches a wide pass kernel by kernel, more slowly than the device computes few rows; and
+# w4_matmul of 64 rows hardly takes less than six steps of eight (w4_matmul.* there, w4.*.rows8 in
+# kernels.json). A matrix in 16 bits is read no faster for fewer rows, so that there one step is the
+# most. bench/short_prompts.py compares the two ways.
+FEW_ROWS = 48
 SCORE_ROWS = 64  # of logits on the device at once: a megabyte each for a large vocabulary
 
 
@@ -27,7 +33,9 @@ class CudaExecutor:
     """Implements ``bytebound.executor.Executor`` with the kernels of bytebound-kernels.
 
     ``verify`` launches op by op, or with ``engine="stream"`` as the weight stream; ``cycle.py`` has
-    the same pass in recordings. All work goes to the current stream.
+    the same pass in recordings. A pass of a prompt that has ``few_rows`` rows at most is as many
+    recorded steps as it takes, a longer one is launched op by op by kernels made for many rows; so
+    a row's bits follow the rows of its pass. All work goes to the current stream.
     """
 
     def __init__(
@@ -39,6 +47,7 @@ class CudaExecutor:
         kv_dtype: torch.dtype | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
         prefill_floor: int = PREFILL_FLOOR,
+        few_rows: int | None = None,
         engine: str = "graph",
     ) -> None:
         self.weights = weights
@@ -50,6 +59,8 @@ class CudaExecutor:
         self.epoch = 0
         self.device = weights.device
         self.last_hidden: torch.Tensor | None = None
+        unpacked = largest_packed((weights.layers, weights.mtp))
+        self.few_rows = (FEW_ROWS if unpacked else MAX_ROWS) if few_rows is None else few_rows
         kind = kv_dtype or weights.dtype
         self.state = SequenceState.empty(config, max_len, weights.dtype, kind, self.device)
         self.snapshot_bytes = self.state.kept_bytes + config.hidden_size * weights.dtype.itemsize
@@ -60,7 +71,7 @@ class CudaExecutor:
                 num_heads=config.num_attention_heads,
                 max_rows=MAX_ROWS,
                 positions=cache_positions(max_len),
-                unpacked=largest_packed((weights.layers, weights.mtp)),
+                unpacked=unpacked,
                 dtype=weights.dtype,
                 device=self.device,
             ),
@@ -70,6 +81,7 @@ class CudaExecutor:
         self.step = self.op_by_op
         if engine == "stream":
             self.step = StreamStep.over(self.op_by_op, weights, self.state)
+        self._recordings = Recordings(self._work, self.device)
         self.watchdog = Watchdog(limit_from_environment())
         self._done = torch.cuda.Event() if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._position = 0
@@ -88,9 +100,12 @@ class CudaExecutor:
 
     def warm_up(self) -> None:
         """Compile and load what prompts need, so that no request pays for it; then reset."""
-        for count in (1, UNPACK_ROWS):
-            self.prefill([0] * min(count, self.max_len))
-            self.reset()
+        few = range(1, min(self.few_rows, MAX_ROWS) + 1)
+        many = {max(self.few_rows + 1, rows) for rows in (*MATMUL_ROWS, UNPACK_ROWS)}
+        with no_garbage_collection():
+            for count in (*few, *sorted(many)):
+                self.prefill([0] * min(count, self.max_len))
+                self.reset()
 
     def reset(self) -> None:
         """Forget the sequence."""
@@ -105,7 +120,8 @@ class CudaExecutor:
         hidden = torch.empty(0)
         for start in range(0, len(ids), self.prefill_chunk):
             chunk = ids[start : start + self.prefill_chunk]
-            hidden = self._wide_pass(chunk)
+            few = len(chunk) <= self.few_rows
+            hidden = self._in_steps(chunk) if few else self._wide_pass(chunk)
             next_ids = ids[start + 1 : start + len(chunk) + 1]
             if observer is not None and next_ids:
                 observer.observe(next_ids, hidden[: len(next_ids)])
@@ -183,19 +199,41 @@ class CudaExecutor:
 
     def _wide_pass(self, ids: Sequence[int]) -> torch.Tensor:
         """Run and commit one chunk; hidden [T, D]."""
+        rows = self._taken(ids)
+        step = self.step
+        chunk = Chunk(
+            self.config, step.workspaces, step.inv_freq, self.weights.dtype, self._position
+        )
+        hidden = chunk.forward(rows, self.weights, self.state)
+        self._advance(len(ids))
+        return hidden
+
+    def _in_steps(self, ids: Sequence[int]) -> torch.Tensor:
+        """As ``_wide_pass``, of few rows."""
+        taken, buffers = self._taken(ids), self.op_by_op.buffers
+        hidden = buffers.hidden.new_empty(len(ids), self.config.hidden_size)
+        blocks = (torch.split(one, MAX_ROWS) for one in (taken, hidden))
+        for rows, out in zip(*blocks, strict=True):
+            buffers.ids[: len(rows)].copy_(rows)
+            self._recordings.run(len(rows))
+            out.copy_(buffers.hidden[: len(rows)])
+        self._advance(len(ids))
+        return hidden
+
+    @torch.inference_mode()
+    def _work(self, key: object) -> None:
+        if not isinstance(key, int):
+            raise ValueError(f"no work {key!r}")
+        self.op_by_op.read(self.weights, self.state, self.op_by_op.buffers.ids[:key])
+
+    def _taken(self, ids: Sequence[int]) -> torch.Tensor:
+        """The ids on the device, for a pass that commits them all; no row is pending then."""
         self._check_room(len(ids))
         self._wait()  # bringing the ids to the device would
         if self._has_pending:
             settle(self.weights, self.state, self.config)
         self._verified, self._has_pending = 0, False
-        step = self.step
-        chunk = Chunk(
-            self.config, step.workspaces, step.inv_freq, self.weights.dtype, self._position
-        )
-        rows = torch.tensor(list(ids), dtype=torch.int32, device=self.device)
-        hidden = chunk.forward(rows, self.weights, self.state)
-        self._advance(len(ids))
-        return hidden
+        return torch.tensor(list(ids), dtype=torch.int32, device=self.device)
 
     def _advance(self, count: int) -> None:
         self._position += count

@@ -54,13 +54,14 @@ def no_garbage_collection() -> Iterator[None]:
     """Collect garbage before, and none within.
 
     A recording that is collected while another one is made gives its memory back, which the other
-    one does not survive.
+    one does not survive. Within another such block there is nothing to do.
     """
+    if not gc.isenabled():
+        yield
+        return
     gc.collect()
-    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.enable()

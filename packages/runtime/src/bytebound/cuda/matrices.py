@@ -18,6 +18,7 @@ MATVEC_ROWS = 16  # of one call of a matvec op
 # which the next product takes off again, exactly: up to four million fits, and what is below 0.004
 # still has an error of two millionths at most.
 SWIGLU_SCALE = {torch.float16: 2.0**-6, torch.bfloat16: 1.0}
+MATMUL_ROWS = (1, 33, 65)  # where w4_matmul goes over to another kernel
 UNPACK_ROWS = 128  # from here on a library's product pays for unpacking the matrix first
 
 

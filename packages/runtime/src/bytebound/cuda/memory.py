@@ -258,11 +258,15 @@ class CudaMemory:
         return taken(num_bytes) + self.draft_ids * 4
 
     def _graphs(self) -> int:
-        """Recordings: the first token, and a turn for each number of guesses; greedy and drawn."""
+        """Recordings: the first token, and a turn for each number of guesses; greedy and drawn.
+
+        And steps through a prompt of each number of rows.
+        """
         guesses = self.num_draft_tokens
         layers = self.config.num_hidden_layers + 2 + guesses
         turns = 2 * (guesses + 1)
-        return turns * layers * NODES_OF_A_LAYER * GRAPH_NODE_BYTES
+        steps = MAX_ROWS * (self.config.num_hidden_layers + 1)
+        return (turns * layers + steps) * NODES_OF_A_LAYER * GRAPH_NODE_BYTES
 
     def _transient(self, matrices: list[Held]) -> int:
         """What lies beside the largest matrix while it is packed: its stored form."""

@@ -1,4 +1,4 @@
-"""A pass of one to eight rows: plain decoding, verification of guesses, a step of a draft.
+"""A pass of one to eight rows: of decoding, of guesses to verify, of a draft, of a short prompt.
 
 Every op gives a row the same bits whatever rows come with it, so a guess that stands has the very
 logits that plain decoding would have had. Nothing here allocates, waits or asks for a value: the
@@ -55,9 +55,21 @@ class Step:
         self._pass(weights, state, ids, 0)
         state.position.add_(1)
 
+    def read(self, weights: ModelWeights, state: SequenceState, ids: torch.Tensor) -> None:
+        """Rows of a prompt, ``ids`` [R], to ``buffers.hidden``: as ``advance``, without logits."""
+        self._hidden(weights, state, ids, 0)
+        state.position.add_(ids.shape[0])
+
     def _pass(
         self, weights: ModelWeights, state: SequenceState, ids: torch.Tensor, pending_rows: int
     ) -> None:
+        hidden = self._hidden(weights, state, ids, pending_rows)
+        logits = self.buffers.logits[: ids.shape[0]]
+        weights.lm_head.matvec(hidden, logits, self.workspaces)
+
+    def _hidden(
+        self, weights: ModelWeights, state: SequenceState, ids: torch.Tensor, pending_rows: int
+    ) -> torch.Tensor:
         buffers, rows = self.buffers, ids.shape[0]
         x = buffers.residual[:rows]
         bk.embedding_gather(ids, weights.embed_tokens, out=x)
@@ -65,7 +77,7 @@ class Step:
             self.layer(x, layer, layer_state, state.num_accepted, pending_rows)
         hidden = buffers.hidden[:rows]
         self.norm(x, weights.norm, hidden)
-        weights.lm_head.matvec(hidden, buffers.logits[:rows], self.workspaces)
+        return hidden
 
     def layer(
         self,

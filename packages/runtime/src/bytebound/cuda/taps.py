@@ -79,14 +79,15 @@ class TappedMatrix:
 @contextmanager
 def tapping(executor: CudaExecutor, tap: Tap) -> Iterator[None]:
     """Show the products of every pass of ``executor`` to ``tap`` until the block ends."""
-    weights, step = executor.weights, executor.step
+    weights, step, few_rows = executor.weights, executor.step, executor.few_rows
     executor.weights = tapped(weights, tap)
-    # A weight stream reads the packed matrices themselves, so that there is nothing to tap.
-    executor.step = executor.op_by_op
+    # A weight stream reads the packed matrices themselves, and so does a recording: there is
+    # nothing to tap.
+    executor.step, executor.few_rows = executor.op_by_op, 0
     try:
         yield
     finally:
-        executor.weights, executor.step = weights, step
+        executor.weights, executor.step, executor.few_rows = weights, step, few_rows
 
 
 def tapped(weights: ModelWeights, tap: Tap) -> ModelWeights:
