@@ -53,7 +53,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
     monkeypatch.syspath_prepend(str(BENCH))  # type: ignore[no-untyped-call]
     names = (
         *("decode", "quant_layer", "long_context", "adaptive_depth", "draft_in_l2"),
-        *("block_counts", "step_parts"),
+        *("block_counts", "step_parts", "short_prompts"),
     )
     known = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     yield lambda name: __import__(name)
@@ -199,6 +199,33 @@ def test_grids_of_a_product(
         for kind, grid in one.case["blocks"].items()
     }
     assert tried == {one for one in launched if one[1] is not None}
+
+
+def test_short_prompts(script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made, report = script("short_prompts"), tmp_path / "profile" / "new.txt"
+    folder = random_checkpoint(tmp_path / "model", **{**SHAPE, "vocab_size": 2048}).folder
+    metrics = run(
+        made, tmp_path / "short.json", "--model", f"random:{folder}", "--prompt-tokens", 300,
+        "--new", 1, 9, 60, "--samples", 2, "--profile", report, "--profile-new", 5,
+    )  # fmt: skip
+    ways = {1: ("steps", "wide"), 9: ("steps", "wide"), 60: ("wide", "steps")}
+    for count, (own, other) in ways.items():
+        total, engine = (metrics[f"new_{count}.{name}"] for name in ("ms", "engine_ms"))
+        assert engine.case["new_tokens"] == count and engine.case["cached_tokens"] == 300
+        assert len(total.samples) == 2 and all(map(float.__gt__, total.samples, engine.samples))
+        assert engine.case["way"] == own
+        assert metrics[f"new_{count}.other_way.engine_ms"].case["way"] == other
+    shown, profiled = capsys.readouterr().out, report.read_text()
+    for kind in ("steps", "wide"):
+        assert all(f"5 new ids behind 300, {kind}: " in text for text in (shown, profiled))
+    for part in ("by CUDA time", "by CPU time, of its own", "Python's functions"):
+        assert part in profiled
+    assert "aten::" in profiled and "emulated_kernels.py" in profiled
+
+
+def test_time_that_spans_share_is_counted_once(script: Script) -> None:
+    busy = script("short_prompts").busy_us
+    assert busy([]) == 0 and busy([(5, 7), (0, 2), (1, 4), (6, 6.5)]) == 6
 
 
 @pytest.mark.parametrize(
