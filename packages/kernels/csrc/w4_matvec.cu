@@ -1,7 +1,7 @@
 // Four-bit matrix times a few vectors. The work is shared out as cuda/matvec.cuh says.
 //
-// One row costs what eight cost: the tensor core multiplies eight columns in any case, and the time
-// goes into reading the weights.
+// Four rows cost little more than one: the tensor core multiplies eight columns in any case, two
+// for each row (cuda/digits.cuh), and the time goes into reading the weights.
 #include "w4_matvec.h"
 
 #include "cuda/device_guard.h"
@@ -12,28 +12,37 @@
 namespace bytebound {
 namespace {
 
-// Two blocks share a multiprocessor: sixteen warps have about 60 KiB of weights under way.
-template <typename T, bool kAsymmetric>
+// Two blocks share a multiprocessor: sixteen warps have about 60 KiB of weights under way. A number
+// of rows has a kernel of its own, since rows that may be absent would be worked on one after the
+// other; a row has the same bits in each.
+template <typename T, bool kAsymmetric, int kNumRows>
 __global__ void __launch_bounds__(kMatvecThreads, 2)
-    w4_matvec_kernel(const MatvecTask<typename W4Weights<T, kAsymmetric>::Source> task) {
-  matvec_block<W4Weights<T, kAsymmetric>>(task);
+    w4_matvec_kernel(const MatvecTask<typename W4Weights<T, kAsymmetric, kNumRows>::Source> task) {
+  matvec_block<W4Weights<T, kAsymmetric, kNumRows>>(task);
 }
 
-// As many rows at a time as one mma takes: a row's bits do not depend on the others.
+template <typename T, bool kAsymmetric, int kNumRows>
+Status run_rows(const W4MatvecParams& p, void* stream) {
+  using Weights = W4Weights<T, kAsymmetric, kNumRows>;
+  if (p.rows < kNumRows) {
+    return run_rows<T, kAsymmetric, (kNumRows > 1 ? kNumRows - 1 : 1)>(p, stream);
+  }
+  const typename Weights::Source source = {static_cast<const unsigned char*>(p.weight),
+                                           p.scale_dtype == DType::kBFloat16};
+  LaunchOptions options;
+  options.overlap_previous = true;
+  options.shared_bytes = matvec_shared_bytes<Weights>(kNumRows);
+  return launch_with(options, w4_matvec_kernel<T, kAsymmetric, kNumRows>, dim3(p.num_blocks),
+                     dim3(kMatvecThreads), stream, matvec_task<Weights>(source, p));
+}
+
+// Up to eight rows at a time: a row's bits do not depend on the others.
 template <typename T, bool kAsymmetric>
 Status run(const W4MatvecParams& all, void* stream) {
-  using Weights = W4Weights<T, kAsymmetric>;
-  const typename Weights::Source source = {static_cast<const unsigned char*>(all.weight),
-                                           all.scale_dtype == DType::kBFloat16};
   W4MatvecParams p = all;
   for (std::int64_t i_row = 0; i_row < all.rows; i_row += p.rows) {
     p.rows = all.rows - i_row < kMatvecRows ? all.rows - i_row : kMatvecRows;
-    LaunchOptions options;
-    options.overlap_previous = true;
-    options.shared_bytes = matvec_shared_bytes<Weights>(p.rows);
-    const Status status =
-        launch_with(options, w4_matvec_kernel<T, kAsymmetric>, dim3(p.num_blocks),
-                    dim3(kMatvecThreads), stream, matvec_task<Weights>(source, p));
+    const Status status = run_rows<T, kAsymmetric, kMatvecRows>(p, stream);
     if (status != kOk) {
       return status;
     }

@@ -75,7 +75,8 @@ struct Place {
   }
 };
 
-template <bool kAsymmetric>
+// As w4_matvec, a number of rows has a kernel of its own, and a row the same bits in each.
+template <bool kAsymmetric, int kNumRows>
 __global__ void __launch_bounds__(kStreamThreads, 1)
     weight_stream_kernel(const __grid_constant__ StreamProgram program) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -120,9 +121,9 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
       case StreamKind::kProduct: {
         const int sent_slot = gridDim.x * kTeams * (kItemRows / 2) * kMatvecRows;
         float2* p_sent = program.p_sent + (i_op % kStreamSentSlots) * sent_slot;
-        stream_product<kAsymmetric>(program, op.product, place.ring(), place.team(), place.normed(),
-                                    static_cast<float2*>(place.parts()), p_sent,
-                                    [&](int i) { stamp(program, i_op, i); });
+        stream_product<kAsymmetric, kNumRows>(program, op.product, place.ring(), place.team(),
+                                              place.normed(), static_cast<float2*>(place.parts()),
+                                              p_sent, [&](int i) { stamp(program, i_op, i); });
         break;
       }
       case StreamKind::kReplay:
@@ -312,6 +313,20 @@ int num_sms_of(int device) {
              : 0;
 }
 
+// By the kernel of that many rows, which kNumRows counts down to.
+template <bool kAsymmetric, int kNumRows = kStreamMaxRows>
+Status launch_rows(const LaunchOptions& options,
+                   const StreamProgram& program,
+                   int num_sms,
+                   void* stream) {
+  if (program.num_rows < kNumRows) {
+    return launch_rows<kAsymmetric, (kNumRows > 1 ? kNumRows - 1 : 1)>(options, program, num_sms,
+                                                                       stream);
+  }
+  return launch_with(options, weight_stream_kernel<kAsymmetric, kNumRows>, dim3(num_sms),
+                     dim3(kStreamThreads), stream, program);
+}
+
 template <bool kAsymmetric>
 Status run(const WeightStreamParams& params, int num_sms, void* stream) {
   StreamProgram program = {};
@@ -361,8 +376,7 @@ Status run(const WeightStreamParams& params, int num_sms, void* stream) {
   LaunchOptions options;
   options.overlap_previous = true;
   options.shared_bytes = static_cast<std::size_t>(plan.bytes);
-  return launch_with(options, weight_stream_kernel<kAsymmetric>, dim3(num_sms),
-                     dim3(kStreamThreads), stream, program);
+  return launch_rows<kAsymmetric>(options, program, num_sms, stream);
 }
 
 bool is_sound(const StreamOp& op, int rows) {

@@ -56,6 +56,8 @@ struct Warp {
     std::uint64_t values[kLanes];
     float a[16][16];  // an mma's operands, row by row
     float b[16][8];
+    std::uint8_t a_bytes[16][32];
+    std::int8_t b_bytes[32][8];
     std::uint32_t addresses[kLanes];  // what an ldmatrix loads from, and to
     std::uint32_t words[kLanes][4];
   };

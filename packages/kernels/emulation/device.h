@@ -82,6 +82,14 @@ template <typename T>
 T __shfl_sync(unsigned mask, T value, int lane) {
   return ::emulation::shuffle("__shfl_sync", mask, value, [&](int) { return lane & 31; });
 }
+inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
+  for (int bits = 16; bits > 0; bits /= 2) {
+    const unsigned other =
+        ::emulation::shuffle("__reduce_max_sync", mask, value, [&](int i) { return i ^ bits; });
+    value = other > value ? other : value;
+  }
+  return value;
+}
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, int bits) {
   return ::emulation::shuffle("__shfl_xor_sync", mask, value, [&](int i) { return i ^ bits; });

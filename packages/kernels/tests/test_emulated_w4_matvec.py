@@ -26,6 +26,18 @@ def test_matches_the_reference(n, k, asymmetric, dtype, rows, workspace, assert_
     gpu.test_matches_the_reference(n, k, dtype, asymmetric, rows, workspace, assert_close)
 
 
+@pytest.mark.parametrize("rows", range(1, 9))
+@dtypes
+@schemes
+def test_fixed_point(asymmetric, dtype, rows, workspace, assert_close) -> None:
+    gpu.test_within_a_group_nothing_is_rounded_but_the_activations(
+        dtype, asymmetric, rows, workspace, assert_close
+    )
+    if dtype == "float16" and not asymmetric and rows == 1:
+        for magnitude in (1.0, 65504.0, 2.0**-24):
+            gpu.test_the_ends_of_float16(magnitude, workspace, assert_close)
+
+
 @dtypes
 @schemes
 def test_a_row(asymmetric, dtype, workspace) -> None:

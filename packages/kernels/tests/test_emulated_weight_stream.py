@@ -11,6 +11,8 @@ from .emulated import emulated, seed  # noqa: E402, F401
 pytestmark = pytest.mark.usefixtures("seed")
 
 sizes_of = pytest.mark.parametrize("sizes", gpu.SIZES[:2], ids=str)
+# A kernel each; from five rows on an item meets them in two sets.
+rows_of = pytest.mark.parametrize("rows", [1, 3, 4, 5, 8])
 schemes = pytest.mark.parametrize("asymmetric", [False, True], ids=["symmetric", "asymmetric"])
 
 
@@ -33,11 +35,24 @@ def small(sizes, rows, asymmetric, workspace, **options):
     assert (workspace == 255).all(), "a call left something in the workspace"
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@rows_of
 @schemes
 @sizes_of
 def test_layers_have_the_bits_of_the_single_ops(sizes, asymmetric, rows, workspace) -> None:
     small(sizes, rows, asymmetric, workspace)
+
+
+@rows_of
+@schemes
+def test_rows_that_come_from_many_blocks_while_they_are_read(asymmetric, rows, workspace) -> None:
+    """One product after the other, without a norm: nothing else waits for all of a row."""
+    layers = gpu.Layers("cuda", asymmetric=asymmetric)
+    x = layers.random(8, 384, dtype=torch.float16)
+    for n, k in ((640, 384), (384, 640), (640, 384)):
+        x = layers.product(n, k, x)
+    layers.product(200, 640, x, dtype=torch.float32)
+    gpu.assert_as_single_ops(layers, rows, workspace)
+    assert (workspace == 255).all(), "a call left something in the workspace"
 
 
 @pytest.mark.parametrize("accepted", [-1, 0, 1, 4, 9])

@@ -13,7 +13,10 @@ from bytebound_kernels import (
 torch = pytest.importorskip("torch")
 
 from bytebound_kernels.ops.w4_matvec.layout import interleave, pack_reference  # noqa: E402
-from bytebound_kernels.ops.w4_matvec.reference import w4_matvec_reference  # noqa: E402
+from bytebound_kernels.ops.w4_matvec.reference import (  # noqa: E402
+    fixed_point_reference,
+    w4_matvec_reference,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -92,6 +95,46 @@ def test_float32_results(n, k, asymmetric, dtype, workspace, assert_close) -> No
     out = poisoned(3, n, "float32")
     w4_matvec(x, weight, out=out, workspace=workspace)
     assert_close("out", w4_matvec_reference(x, weight), out, TOLERANCE["float32"])
+
+
+def uneven(rows, k, dtype, seed=11):
+    """Activations of many magnitudes: outliers, tiny groups and groups of zeros."""
+    draw = generator(seed)
+    x = torch.randn((rows, k), generator=draw, device="cuda")
+    spread = torch.randn((rows, k), generator=draw, device="cuda") * 4
+    x = (x * spread.exp2()).unflatten(-1, (-1, 128))
+    group = torch.randint(-20, 5, (rows, k // 128, 1), generator=draw, device="cuda")
+    x = x * (group.float() * (1 if dtype == "float16" else 4)).exp2()
+    x[:, ::3, 5] *= 1000
+    x[-1, -1] = 0
+    limit = torch.finfo(getattr(torch, dtype)).max
+    return x.flatten(-2).clamp(-limit, limit).to(getattr(torch, dtype))
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5, 8], ids=lambda r: f"R{r}")
+@schemes
+@dtypes
+def test_within_a_group_nothing_is_rounded_but_the_activations(
+    dtype, asymmetric, rows, workspace, assert_close
+) -> None:
+    weight, x = weight_of(200, 1280, asymmetric=asymmetric), uneven(rows, 1280, dtype)
+    out = poisoned(rows, 200, "float32")
+    w4_matvec(x, weight, out=out, workspace=workspace)
+    assert_close("out", w4_matvec_reference(fixed_point_reference(x), weight), out, 1e-6)
+    # And that rounding is a 2^-15 of the largest of each group, at most.
+    largest = x.double().unflatten(-1, (-1, 128)).abs().amax(-1)
+    off = (fixed_point_reference(x) - x.double()).abs().unflatten(-1, (-1, 128)).amax(-1)
+    assert (off <= largest * 1.01 * 2.0**-15 + 2.0**-126).all()
+
+
+@pytest.mark.parametrize("magnitude", [1.0, 65504.0, 2.0**-24])
+def test_the_ends_of_float16(magnitude, workspace, assert_close) -> None:
+    weight = weight_of(77, 256)
+    x = torch.full((2, 256), magnitude, device="cuda", dtype=torch.float16)
+    x[1, ::2] = -magnitude
+    out = poisoned(2, 77, "float32")
+    w4_matvec(x, weight, out=out, workspace=workspace)
+    assert_close("out", w4_matvec_reference(x, weight), out, 1e-6)
 
 
 @pytest.mark.parametrize("scale_dtype", ["float16", "bfloat16"])

@@ -24,22 +24,73 @@
 
 namespace bytebound {
 
-// The activations of an item's columns, 32 at a time.
+// The activations of one item's columns as B fragments. Lane i_pair of a quad owns kColumns / 4
+// adjacent columns, four per step: what it needs of a row are adjacent bytes.
 template <typename T, int kColumns>
-struct DenseActivations {
-  static constexpr int kParts = kColumns / 32;
+struct ActivationTile {
+  static constexpr int kLaneChunks = kColumns / 32;  // 16-byte chunks of a row, of one lane
 
-  ActivationTile<T, 32> parts[kParts];
+  uint4 values[kLaneChunks];
 
+  // Rows from num_rows on are zero: they only meet their own columns of C. Not a read through the
+  // constant path: an earlier kernel may have written these bytes while this one already ran.
   __device__ __forceinline__ void load(const T* p_columns,
                                        std::int64_t row_stride,
                                        int num_rows,
                                        int i_lane) {
+    const int i_row = i_lane / 4;
+    const T* p_lane = p_columns + i_row * row_stride + i_lane % 4 * (kColumns / 4);
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      parts[i].load(p_columns + 32 * i, row_stride, num_rows, i_lane);
+    for (int j = 0; j < kLaneChunks; ++j) {
+      values[j] =
+          i_row < num_rows ? reinterpret_cast<const uint4*>(p_lane)[j] : make_uint4(0, 0, 0, 0);
     }
   }
+
+  // B of one step.
+  __device__ __forceinline__ void fragment(int i_step, uint32_t (&b)[2]) const {
+    const uint4& v = values[i_step / 2];
+    b[0] = i_step % 2 == 0 ? v.x : v.z;
+    b[1] = i_step % 2 == 0 ? v.y : v.w;
+  }
+};
+
+// The activations of an item's columns, 32 at a time.
+template <typename T, int kColumns>
+struct DenseTile {
+  static constexpr int kParts = kColumns / 32;
+  ActivationTile<T, 32> parts[kParts];
+};
+
+// They are read when they are needed: a load that a warp waits for hides behind the weights.
+template <typename T, int kColumns>
+class DenseActivations {
+ public:
+  static constexpr int kSharedRowBytes = 0;
+
+  __device__ __forceinline__ DenseActivations(unsigned char* /* p_shared */, int i_lane)
+      : i_lane_(i_lane) {}
+
+  __device__ __forceinline__ void ahead(const T* p_columns, std::int64_t row_stride, int num_rows) {
+    p_columns_ = p_columns;
+    row_stride_ = row_stride;
+    num_rows_ = num_rows;
+  }
+
+  __device__ __forceinline__ DenseTile<T, kColumns> take() const {
+    DenseTile<T, kColumns> x;
+#pragma unroll
+    for (int i = 0; i < x.kParts; ++i) {
+      x.parts[i].load(p_columns_ + 32 * i, row_stride_, num_rows_, i_lane_);
+    }
+    return x;
+  }
+
+ private:
+  int i_lane_;
+  const T* p_columns_ = nullptr;
+  std::int64_t row_stride_ = 0;
+  int num_rows_ = 0;
 };
 
 // The items of a matrix of T, as cuda/matvec.cuh walks them. kColumns is 64 or 128: the longer the
@@ -48,7 +99,8 @@ template <typename T, int kItemColumns>
 class DenseWeights {
  public:
   using Activation = T;
-  using X = DenseActivations<T, kItemColumns>;
+  using Activations = DenseActivations<T, kItemColumns>;
+  using X = DenseTile<T, kItemColumns>;
   struct Source {
     const T* p_lower;           // [N, K], rows 16-byte aligned: lower rows of an item
     const T* p_upper;           // upper rows: the same matrix, or the second one
@@ -57,35 +109,36 @@ class DenseWeights {
     int n;          // rows of each matrix
     int item_rows;  // 16 of one matrix, or 8 of each of two
   };
+  static constexpr int kNumRows = 0;  // any, up to eight
   static constexpr int kRows = 16;
   static constexpr int kTiles = 1;
   static constexpr int kColumns = kItemColumns;
+  static constexpr int kLaneRows = 2;
   static constexpr float kFactor = 1.0f;
   static constexpr float kFactorUpper = 1.0f;
 
+  static __device__ __forceinline__ int row(int i_lane, int i) { return i_lane % 4 * 2 + i; }
+
   __device__ __forceinline__
-  DenseWeights(const Source& source, int num_groups, int start, int end, int i_lane)
-      : source_(source), num_groups_(num_groups), num_left_(end - start), i_lane_(i_lane) {
+  DenseWeights(const Source& source, int num_groups, int start, int i_lane)
+      : source_(source), num_groups_(num_groups), i_lane_(i_lane) {
     i_row_block_ = start / num_groups;
     i_group_ = start - i_row_block_ * num_groups;
     find_rows();
   }
 
   __device__ __forceinline__ void load_first() {
-    if (num_left_ > 0) {
 #pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        load_part(i);
-      }
+    for (int i = 0; i < kParts; ++i) {
+      load_part(i);
     }
   }
 
   // sums += the product of the current item with x; goes on to the next item. As soon as 64 columns
   // have been used, their registers take the loads of the next item: at least half of an item is
   // under way all the time.
-  __device__ __forceinline__ void accumulate(const X& x, float (&sums)[kTiles][4]) {
+  __device__ __forceinline__ void accumulate(const X& x, float (&sums)[kTiles][4], bool has_next) {
     go_on();
-    const bool has_next = num_left_ > 0;
     // Two sums in turn, since an mma that waits for the one before it is slow. They begin at zero
     // in each item: the tensor core cuts off what the additions below round to nearest.
     float c[2][4] = {};
@@ -119,7 +172,6 @@ class DenseWeights {
 
   // The next item's columns and rows.
   __device__ __forceinline__ void go_on() {
-    --num_left_;
     if (++i_group_ == num_groups_) {
       i_group_ = 0;
       ++i_row_block_;
@@ -144,7 +196,6 @@ class DenseWeights {
 
   const Source& source_;
   int num_groups_;
-  int num_left_;
   int i_lane_;
   int i_row_block_;
   int i_group_;

@@ -20,9 +20,8 @@ __device__ __forceinline__ bool has_absent_half(uint32_t word) {
   return ((~word - 0x00010001u) & word & 0x80008000u) != 0;
 }
 
-__device__ __forceinline__ bool has_absent_half(const uint4& v) {
-  const uint32_t any = ((~v.x - 0x00010001u) & v.x) | ((~v.y - 0x00010001u) & v.y) |
-                       ((~v.z - 0x00010001u) & v.z) | ((~v.w - 0x00010001u) & v.w);
+__device__ __forceinline__ bool has_absent_half(uint2 v) {
+  const uint32_t any = ((~v.x - 0x00010001u) & v.x) | ((~v.y - 0x00010001u) & v.y);
   return (any & 0x80008000u) != 0;
 }
 

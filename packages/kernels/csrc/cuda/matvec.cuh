@@ -155,49 +155,19 @@ __device__ __forceinline__ void put_pair(
   put<T>(o, i_feature + kMmaPairs, i_row, upper);
 }
 
-// The activations of one item's columns as B fragments. Lane i_pair of a quad owns kColumns / 4
-// adjacent columns, four per step: what it needs of a row are adjacent bytes.
-template <typename T, int kColumns>
-struct ActivationTile {
-  static constexpr int kLaneChunks = kColumns / 32;  // 16-byte chunks of a row, of one lane
-
-  uint4 values[kLaneChunks];
-
-  // Rows from num_rows on are zero: they only meet their own columns of C. Not a read through the
-  // constant path: an earlier kernel may have written these bytes while this one already ran.
-  __device__ __forceinline__ void load(const T* p_columns,
-                                       std::int64_t row_stride,
-                                       int num_rows,
-                                       int i_lane) {
-    const int i_row = i_lane / 4;
-    const T* p_lane = p_columns + i_row * row_stride + i_lane % 4 * (kColumns / 4);
-#pragma unroll
-    for (int j = 0; j < kLaneChunks; ++j) {
-      values[j] =
-          i_row < num_rows ? reinterpret_cast<const uint4*>(p_lane)[j] : make_uint4(0, 0, 0, 0);
-    }
-  }
-
-  // B of one step.
-  __device__ __forceinline__ void fragment(int i_step, uint32_t (&b)[2]) const {
-    const uint4& v = values[i_step / 2];
-    b[0] = i_step % 2 == 0 ? v.x : v.z;
-    b[1] = i_step % 2 == 0 ? v.y : v.w;
-  }
-};
-
 // Up to eight activation rows.
 template <typename Weights>
 __device__ __forceinline__ void matvec_block(const MatvecTask<typename Weights::Source>& task) {
   using T = typename Weights::Activation;
-  using X = typename Weights::X;
+  using Activations = typename Weights::Activations;
   constexpr int kPairs = Weights::kRows / 2;
+  constexpr int kLaneRows = Weights::kLaneRows;
   BYTEBOUND_DYNAMIC_SHARED(float2, shared_parts);  // [warp][head, tail][pair][row]
   __shared__ int starts[kMatvecWarps + 1];
 
   const int i_lane = threadIdx.x % kWarp;
   const int i_warp = threadIdx.x / kWarp;
-  const int num_rows = task.num_rows;
+  const int num_rows = Weights::kNumRows > 0 ? Weights::kNumRows : task.num_rows;
   const int num_groups = task.num_groups;
   const int slot = kPairs * num_rows;  // pairs of floats
   const auto start_of = [&](int i_block, int w) {
@@ -206,42 +176,58 @@ __device__ __forceinline__ void matvec_block(const MatvecTask<typename Weights::
   const int start = start_of(blockIdx.x, i_warp);
   const int end = start_of(blockIdx.x, i_warp + 1);
 
-  Weights weights(task.weights, num_groups, start, end, i_lane);
-  weights.load_first();
-  int i_row_block = start / num_groups;
-  int i_group = start - i_row_block * num_groups;
-  int i_first_group = i_group;
+  Weights weights(task.weights, num_groups, start, i_lane);
+  if (start < end) {
+    weights.load_first();
+  }
+  int i_group = start % num_groups;
   if (threadIdx.x <= kMatvecWarps) {
     starts[threadIdx.x] = start_of(blockIdx.x, threadIdx.x);
   }
   allow_next_kernel();
   wait_for_previous_kernel();
 
-  float sums[Weights::kTiles][4] = {};
+  float sums[Weights::kTiles][2 * kLaneRows] = {};
   const T* p_x = static_cast<const T*>(task.p_x);
+  // In the place of this warp's tail, which is written when the last of them have been read.
+  static_assert(Activations::kSharedRowBytes <= kPairs * sizeof(float2));
+  Activations activations(reinterpret_cast<unsigned char*>(shared_parts + (i_warp * 2 + 1) * slot),
+                          i_lane);
+  if (start < end) {
+    activations.ahead(p_x + i_group * Weights::kColumns, task.x_row_stride, num_rows);
+  }
 #pragma unroll 1
-  for (int i = start; i < end; ++i) {
-    X x;
-    x.load(p_x + i_group * Weights::kColumns, task.x_row_stride, num_rows, i_lane);
-    weights.accumulate(x, sums);
-    ++i_group;
-    if (i_group < num_groups && i + 1 < end) {
+  for (int num_left = end - start; num_left > 0; --num_left) {
+    const typename Weights::X x = activations.take();
+    const bool has_next = num_left > 1;
+    i_group = i_group + 1 == num_groups ? 0 : i_group + 1;
+    if (has_next) {
+      activations.ahead(p_x + i_group * Weights::kColumns, task.x_row_stride, num_rows);
+    }
+    weights.accumulate(x, sums, has_next);
+    if (i_group > 0 && has_next) {
       continue;
     }
     // The end of the row block or of this warp's share.
-    const bool whole = i_first_group == 0 && i_group == num_groups;
-    float2* p_part = shared_parts + (i_warp * 2 + (i_first_group > 0 ? 0 : 1)) * slot;
+    int i_warp_again = i_warp;
+    asm volatile("" : "+r"(i_warp_again));  // worked out again: registers are scarce in the loop
+    const int i_row_block = (start_of(blockIdx.x, i_warp_again + 1) - num_left) / num_groups;
+    const bool is_head = start_of(blockIdx.x, i_warp_again) > i_row_block * num_groups;
+    const bool whole = !is_head && i_group == 0;
+    float2* p_part = shared_parts + (i_warp * 2 + (is_head ? 0 : 1)) * slot;
+    __syncwarp();  // every lane has read the activations in its place
 #pragma unroll
     for (int i_tile = 0; i_tile < Weights::kTiles; ++i_tile) {
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int i_row = i_lane % 4 * 2 + j;
+      for (int j = 0; j < kLaneRows; ++j) {
+        const int i_row = Weights::row(i_lane, j);
         const int i_pair = i_tile * kMmaPairs + i_lane / 4;
         if (i_row < num_rows) {
-          p_part[i_pair * num_rows + i_row] = make_float2(sums[i_tile][j], sums[i_tile][j + 2]);
+          p_part[i_pair * num_rows + i_row] =
+              make_float2(sums[i_tile][j], sums[i_tile][kLaneRows + j]);
         }
         sums[i_tile][j] = 0.0f;
-        sums[i_tile][j + 2] = 0.0f;
+        sums[i_tile][kLaneRows + j] = 0.0f;
       }
     }
     if (whole) {
@@ -252,9 +238,6 @@ __device__ __forceinline__ void matvec_block(const MatvecTask<typename Weights::
       }
       __syncwarp();
     }
-    i_group = 0;
-    i_first_group = 0;
-    ++i_row_block;
   }
   __syncthreads();
 

@@ -16,6 +16,11 @@ __device__ __forceinline__ float warp_sum(float value) {
   return value;
 }
 
+// The largest over the warp, for every lane.
+__device__ __forceinline__ unsigned warp_max(unsigned value) {
+  return __reduce_max_sync(kAllLanes, value);
+}
+
 // Several sums over the warp at once, each with the bits of warp_sum(). Lane l gets the sum of
 // number l / (32 / kCount). At each step a lane hands over the numbers that its partner is to
 // finish.

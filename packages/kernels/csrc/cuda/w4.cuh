@@ -7,10 +7,15 @@
 //   byte 4096   16 i_quad         scales [tile][row i_quad, row i_quad + 8], two bytes each
 //   byte 4224   4 i_quad          zero points, four bits each, in the same order (asymmetric only)
 //
-// A word holds eight 4-bit numbers, the A fragment of one step: bits 0, 16 are a[0]; 4, 20 a[1];
-// 8, 24 a[2]; 12, 28 a[3]. The sum over k may run in any order as long as A and B agree on it, so a
-// lane takes 32 adjacent columns of the group, 4 per step: what it needs of an activation row is 64
-// adjacent bytes, in the order in which they lie in the row.
+// A word holds eight 4-bit numbers, the A fragment of one mma.m16n8k16: bits 0, 16 are a[0]; 4, 20
+// a[1]; 8, 24 a[2]; 12, 28 a[3]. The sum over k may run in any order as long as A and B agree on
+// it, so a lane takes 32 adjacent columns of the group, 4 per word: what it needs of an activation
+// row are adjacent bytes.
+//
+// Read as bytes, the same word is half an A fragment of mma.m16n8k32: its lower nibbles are columns
+// 0 2 1 3 of row i_quad, and the whole bytes 16 times those of row i_quad + 8, plus those of row
+// i_quad: they are multiplied as they are, and the difference of two whole sums is 16 times the
+// upper row's.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,18 +23,18 @@
 
 #include <cstdint>
 
+#include "digits.cuh"
 #include "matvec.cuh"
 #include "mma.cuh"
 #include "streamed.cuh"
 
 namespace bytebound {
 
-constexpr int kGroup = 128;    // G: columns that share a scale
 constexpr int kTileRows = 16;  // rows of one mma
 constexpr int kItemTiles = 4;  // tiles of an item
 constexpr int kItemRows = kTileRows * kItemTiles;
-constexpr int kItemSteps = 8;   // mma per tile and group
-constexpr int kMmaColumns = 8;  // activation rows of one mma
+constexpr int kItemSteps = 8;   // words of a lane per tile and group
+constexpr int kMmaColumns = 8;  // of B
 constexpr int kWordBytes = kItemRows * kGroup / 2;
 constexpr int kScaleBytes = kItemRows * 2;
 constexpr int kZeroBytes = kItemRows / 2;
@@ -49,7 +54,6 @@ template <>
 struct W4Codec<__half> {
   static constexpr uint32_t kOne = 0x00010001u;       // 1 as rows i_quad hold it
   static constexpr uint32_t kOneUpper = 0x00100010u;  // 1 as rows i_quad + 8 hold it
-  static constexpr float kOffset = 0.0f;              // what is stored for q = 0
   static constexpr float kFactor = 16777216.0f;       // 2^24, for rows i_quad
   static constexpr float kFactorUpper = 1048576.0f;   // 2^20, for rows i_quad + 8
 
@@ -68,7 +72,6 @@ template <>
 struct W4Codec<__nv_bfloat16> {
   static constexpr uint32_t kOne = 0x3f803f80u;
   static constexpr uint32_t kOneUpper = 0x3f803f80u;
-  static constexpr float kOffset = 128.0f;
   static constexpr float kFactor = 1.0f;
   static constexpr float kFactorUpper = 1.0f;
 
@@ -99,127 +102,218 @@ __device__ __forceinline__ void unpack_scales(uint32_t bits,
   }
 }
 
-// The sum over the group of each activation row, in the unit in which the tiles' sums are: what a
-// zero point of 1 takes off.
-template <typename T>
-__device__ __forceinline__ void sum_columns(const ActivationTile<T, kGroup>& x, float (&sums)[4]) {
-  const uint32_t ones[4] = {W4Codec<T>::kOne, W4Codec<T>::kOneUpper, W4Codec<T>::kOne,
-                            W4Codec<T>::kOneUpper};
-  float c[2][4] = {};
+// Whole-number sums of one tile: [set][lower row: high, low; whole bytes: high, low].
+template <int kSets>
+using DigitSums = int[kSets][4];
+
+// The sum of the digits of this lane's row of each set: what a zero point of 1 takes off.
+template <int kRows>
+__device__ __forceinline__ void sum_digits(const DigitTile<kRows>& x,
+                                           int (&sums)[DigitTile<kRows>::kSets][2]) {
+  constexpr uint32_t kOnes = 0x01010101u;
+  const uint32_t a[4] = {kOnes, kOnes, kOnes, kOnes};
 #pragma unroll
-  for (int i_step = 0; i_step < kItemSteps; ++i_step) {
-    uint32_t b[2];
-    x.fragment(i_step, b);
-    mma_m16n8k16(c[i_step % 2], ones, b, T());
-  }
+  for (int i_set = 0; i_set < DigitTile<kRows>::kSets; ++i_set) {
+    int c[4] = {};
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    sums[j] = c[0][j] + c[1][j];
+    for (int i_step = 0; i_step < kItemSteps / 2; ++i_step) {
+      uint32_t b[2];
+      x.fragment(i_set, i_step, b);
+      mma_m16n8k32(c, a, b);
+    }
+    sums[i_set][0] = c[0];
+    sums[i_set][1] = c[1];
   }
 }
 
-// sums += the product of an item with x. An item gives what this lane has of it: words(i), i < 8,
-// 16 bytes each; scales(i_tile), two of two bytes; zeros(), [tile][lower, upper row] of four bits.
-// after_two(i) is called when the words of tiles i and i + 1 have been used.
-template <typename T, bool kAsymmetric, typename Item, typename AfterTwo>
+// sums += the product of an item with x, [tile][lower rows of every set, upper rows], of activation
+// row i_lane % 4 + 4 i_set; upper ones times 16. An item gives what this lane has of it: words(i),
+// i < 8, 16 bytes each; scales(i_tile), two of two bytes; zeros(), [tile][lower, upper row] of four
+// bits. after(i_tile) is called when the words of the tile have been used.
+template <bool kAsymmetric, int kRows, typename Item, typename After>
 __device__ __forceinline__ void add_product(const Item& item,
                                             bool bfloat16_scales,
-                                            const ActivationTile<T, kGroup>& x,
-                                            float (&sums)[kItemTiles][4],
-                                            AfterTwo after_two) {
-  float x_sums[4];
-  sum_columns(x, x_sums);
+                                            const DigitTile<kRows>& x,
+                                            float (&sums)[kItemTiles][2 * DigitTile<kRows>::kSets],
+                                            After after) {
+  constexpr int kSets = DigitTile<kRows>::kSets;
+  // Tiles whose mma do not wait for each other; of more rows the sums are too many for the
+  // registers, and two sets take turns.
+  constexpr int kAtOnce = kRows <= (kAsymmetric ? 4 : 5) ? 2 : 1;
+  int x_sums[kSets][2];
+  sum_digits(x, x_sums);
 #pragma unroll
-  for (int i_two = 0; i_two < kItemTiles; i_two += 2) {
-    // Two tiles at a time, since an mma that waits for the one before it is slow.
-    float c[2][4] = {};
+  for (int i_first = 0; i_first < kItemTiles; i_first += kAtOnce) {
+    DigitSums<kSets> c[kAtOnce];
 #pragma unroll
-    for (int i_step = 0; i_step < kItemSteps; ++i_step) {
+    for (int j = 0; j < kAtOnce; ++j) {
+      // Two zero points make a byte as two numbers do.
+      const int zeros = kAsymmetric ? item.zeros() >> (8 * (i_first + j)) & 255 : 0x88;
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        uint32_t a[4];
-        const uint4& words = item.words(2 * (i_two + j) + i_step / 4);
-        W4Codec<T>::decode(word_of(words, i_step % 4), a);
-        uint32_t b[2];
-        x.fragment(i_step, b);
-        mma_m16n8k16(c[j], a, b, T());
+      for (int i_set = 0; i_set < kSets; ++i_set) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          c[j][i_set][i] = kWholeBaseBits - (i < 2 ? zeros & 15 : zeros) * x_sums[i_set][i % 2];
+        }
       }
     }
-    after_two(i_two);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int i_tile = i_two + j;
+    for (int i_step = 0; i_step < kItemSteps / 2; ++i_step) {
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const uint4& words = item.words(2 * (i_first + j) + i_step / 2);
+        const uint32_t first = word_of(words, i_step % 2 * 2);
+        const uint32_t second = word_of(words, i_step % 2 * 2 + 1);
+        const uint32_t a[4] = {first & 0x0f0f0f0fu, first, second & 0x0f0f0f0fu, second};
+#pragma unroll
+        for (int i_set = 0; i_set < kSets; ++i_set) {
+          uint32_t b[2];
+          x.fragment(i_set, i_step, b);
+          mma_m16n8k32(c[j][i_set], a, b);
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      after(i_first + j);
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int i_tile = i_first + j;
       float lower;
       float upper;
       unpack_scales(item.scales(i_tile), bfloat16_scales, lower, upper);
-      float zero_lower = 8.0f + W4Codec<T>::kOffset;
-      float zero_upper = zero_lower;
-      if (kAsymmetric) {
-        const uint32_t zeros = item.zeros();
-        zero_lower = static_cast<float>((zeros >> (8 * i_tile)) & 15u) + W4Codec<T>::kOffset;
-        zero_upper = static_cast<float>((zeros >> (8 * i_tile + 4)) & 15u) + W4Codec<T>::kOffset;
-      }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float dot = fmaf(i < 2 ? -zero_lower : -zero_upper, x_sums[i], c[j][i]);
-        sums[i_tile][i] = fmaf(i < 2 ? lower : upper, dot, sums[i_tile][i]);
+      for (int i_set = 0; i_set < kSets; ++i_set) {
+        float whole[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          whole[i] = __int_as_float(c[j][i_set][i]);
+        }
+        // Differences of whole numbers below 2^24: exact.
+        const float dot_lower = fmaf(whole[0] - kWholeBase, 256.0f, whole[1] - kWholeBase);
+        const float dot_upper = fmaf(whole[2] - whole[0], 256.0f, whole[3] - whole[1]);
+        float (&sum)[2 * kSets] = sums[i_tile];
+        sum[i_set] = fmaf(lower * x.ones[i_set], dot_lower, sum[i_set]);
+        sum[kSets + i_set] = fmaf(upper * x.ones[i_set], dot_upper, sum[kSets + i_set]);
       }
     }
   }
 }
 
-// The items of a packed matrix, as cuda/matvec.cuh walks them.
-template <typename T, bool kAsymmetric>
+// kRows rows of activations for the item at hand, and those of the next one on their way.
+template <typename T, int kRows>
+class DigitActivations {
+ public:
+  static constexpr int kSharedRowBytes = kDigitRowBytes;  // of a warp
+
+  // p_shared: kRows times that, for this warp alone.
+  __device__ __forceinline__ DigitActivations(unsigned char* p_shared, int i_lane)
+      : p_shared_(p_shared), i_lane_(i_lane) {}
+
+  __device__ __forceinline__ void ahead(const T* p_columns,
+                                        std::int64_t row_stride,
+                                        int /* kRows */) {
+    p_lane_ = p_columns + 4 * i_lane_;
+    row_stride_ = row_stride;
+    load<0, kAhead>();
+  }
+
+  // The rows that ahead() was last told of.
+  __device__ __forceinline__ DigitTile<kRows> take() {
+    load<kAhead, kRows>();
+    DigitTile<kRows> x;
+    __syncwarp();  // every lane has read the item before
+#pragma unroll
+    for (int i_row = 0; i_row < kRows; ++i_row) {
+      const float one =
+          write_digits<T>(values_[i_row], p_shared_ + i_row * kDigitRowBytes, i_lane_);
+      x.set_one(i_row, one, i_lane_);
+    }
+    __syncwarp();
+    x.read(p_shared_, i_lane_);
+    return x;
+  }
+
+ private:
+  // Rows that are asked for ahead of time; where registers are short, others when they are needed.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+  static constexpr int kAhead = kRows < 6 ? kRows : 4;
+#else
+  static constexpr int kAhead = kRows;
+#endif
+
+  // Not through the constant path: an earlier kernel may have written these bytes while this one
+  // already ran.
+  template <int kFirst, int kEnd>
+  __device__ __forceinline__ void load() {
+#pragma unroll
+    for (int i_row = kFirst; i_row < kEnd; ++i_row) {
+      values_[i_row] = *reinterpret_cast<const uint2*>(p_lane_ + i_row * row_stride_);
+    }
+  }
+
+  unsigned char* p_shared_;
+  int i_lane_;
+  const T* p_lane_ = nullptr;
+  std::int64_t row_stride_ = 0;
+  uint2 values_[kRows];
+};
+
+// The items of a packed matrix, as cuda/matvec.cuh walks them, for kNumRows activation rows.
+template <typename T, bool kAsymmetric, int kNumRows_>
 class W4Weights {
  public:
   using Activation = T;
-  using X = ActivationTile<T, kGroup>;
+  using Activations = DigitActivations<T, kNumRows_>;
+  using X = DigitTile<kNumRows_>;
   struct Source {
     const unsigned char* p_items;  // 16-byte aligned
     bool bfloat16_scales;
   };
+  static constexpr int kNumRows = kNumRows_;
   static constexpr int kRows = kItemRows;
   static constexpr int kTiles = kItemTiles;
   static constexpr int kColumns = kGroup;
-  static constexpr float kFactor = W4Codec<T>::kFactor;
-  static constexpr float kFactorUpper = W4Codec<T>::kFactorUpper;
+  static constexpr int kLaneRows = X::kSets;
+  static constexpr float kFactor = 1.0f;
+  static constexpr float kFactorUpper = 0.0625f;
+
+  static __device__ __forceinline__ int row(int i_lane, int i) {
+    return i_lane % kMmaDigitRows + kMmaDigitRows * i;
+  }
 
   __device__ __forceinline__
-  W4Weights(const Source& source, int /* num_groups */, int start, int end, int i_lane)
+  W4Weights(const Source& source, int /* num_groups */, int start, int i_lane)
       : p_item_(source.p_items + static_cast<std::int64_t>(start) * kBytes),
-        num_left_(end - start),
         bfloat16_scales_(source.bfloat16_scales),
         i_lane_(i_lane) {}
 
   __device__ __forceinline__ void load_first() {
-    if (num_left_ > 0) {
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        load_words(i);
-      }
-      load_parameters();
+    for (int i = 0; i < kLoads; ++i) {
+      load_words(i);
     }
+    load_parameters();
   }
 
-  // sums += the product of the current item with x; goes on to the next item. As soon as two tiles
-  // have been used, their registers take the loads of the next item: nearly all of an item is under
-  // way all the time.
-  __device__ __forceinline__ void accumulate(const X& x, float (&sums)[kTiles][4]) {
+  // sums += the product of the current item with x; goes on to the next item. As soon as tiles have
+  // been used, their registers take the loads of the next item: nearly all of an item is under way
+  // all the time.
+  __device__ __forceinline__ void accumulate(const X& x,
+                                             float (&sums)[kTiles][2 * kLaneRows],
+                                             bool has_next) {
     const uint4 scales = scales_;
     const uint32_t zeros = zeros_;
     p_item_ += kBytes;
-    --num_left_;
-    const bool has_next = num_left_ > 0;
     if (has_next) {
       load_parameters();
     }
     const Held item{words_, scales, zeros};
-    add_product<T, kAsymmetric>(item, bfloat16_scales_, x, sums, [&](int i_two) {
+    add_product<kAsymmetric>(item, bfloat16_scales_, x, sums, [&](int i_tile) {
       if (has_next) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          load_words(2 * i_two + i);
-        }
+        load_words(2 * i_tile);
+        load_words(2 * i_tile + 1);
       }
     });
   }
@@ -253,7 +347,6 @@ class W4Weights {
   }
 
   const unsigned char* p_item_;
-  int num_left_;
   bool bfloat16_scales_;
   int i_lane_;
   uint4 words_[kLoads];

@@ -5,7 +5,37 @@ from typing import Any
 from bytebound_kernels.ops.w4_matvec.layout import unpack_reference
 from bytebound_kernels.ops.w4_matvec.packed import PackedW4
 
-__all__ = ["w4_matvec_reference"]
+__all__ = ["fixed_point_reference", "w4_matvec_reference"]
+
+GROUP = 128
+# Of float16 and bfloat16: bits of the mantissa, bias of the exponent, the least exponent that
+# counts, and what is added to the bits of the largest so that n stays within two signed bytes.
+_FORMATS = {"torch.float16": (10, 15, 1, 8), "torch.bfloat16": (7, 127, 15, 1)}
+
+
+def fixed_point_reference(x: Any) -> Any:
+    """Round activations as the kernel does before it multiplies.
+
+    Formula:
+        n = round(x 2^(14 - e)) with 2^e <= max |x| < 2^(e + 1) over each group of 128 columns,
+        ties to even; e is one larger if |n| would pass 32,639, and never below what leaves both
+        powers of two ordinary float32 numbers. Result: n 2^(e - 14)
+
+    Args:
+        x: [R, K] float16 or bfloat16, finite.
+
+    Returns:
+        float64 [R, K].
+    """
+    import torch
+
+    mantissa, bias, least, near = _FORMATS[str(x.dtype)]
+    groups = x.unflatten(-1, (-1, GROUP))
+    largest = groups.contiguous().abs().amax(-1, keepdim=True)
+    bits = largest.view(torch.int16).int()
+    exponent = ((bits + near) >> mantissa).clamp(min=least) - bias
+    one = (exponent.double() - 14).exp2()
+    return ((groups.double() / one).round() * one).flatten(-2)
 
 
 def w4_matvec_reference(
