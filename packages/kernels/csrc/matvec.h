@@ -19,14 +19,23 @@ enum class MatvecEpilogue : int {
 constexpr int kMatvecRows = 8;   // activation rows of one launch
 constexpr int kMatvecWarps = 8;  // of a block
 
-// Blocks of a grid by default, for a matrix of `items` in four bits (1 or more): the fewest, at
-// most `most_blocks`, with which no warp has a longer share than with `most_blocks`. Part of the
-// order of summation. More blocks would not shorten the longest share, and share more row blocks.
+constexpr int kMatvecSpareBlocks = 8;
+
+// Blocks of a grid by default, for a matrix of `items` in four bits (1 or more), on a device that
+// runs `most_blocks` at once. Part of the order of summation.
+//
+// A few places stay free, for the kernel that comes next: its blocks start early there, and the
+// rest of its grid may then follow as blocks of this one end. Fewer yet are taken where all warps
+// then have equal shares, or where the longest is one or two items: more blocks would not shorten
+// it, and share more row blocks.
 constexpr int matvec_blocks(std::int64_t items, int most_blocks) {
-  const std::int64_t most_warps = std::int64_t{most_blocks} * kMatvecWarps;
-  const std::int64_t longest = (items + most_warps - 1) / most_warps;
+  const int blocks =
+      most_blocks > 2 * kMatvecSpareBlocks ? most_blocks - kMatvecSpareBlocks : most_blocks;
+  const std::int64_t warps = std::int64_t{blocks} * kMatvecWarps;
+  const std::int64_t longest = (items + warps - 1) / warps;
   const std::int64_t block_items = longest * kMatvecWarps;
-  return static_cast<int>((items + block_items - 1) / block_items);
+  const std::int64_t fewest = (items + block_items - 1) / block_items;
+  return longest <= 2 || fewest * block_items == items ? static_cast<int>(fewest) : blocks;
 }
 
 // Bytes of scratch: what the blocks send each other. The first launch must find all bits set in it;

@@ -51,8 +51,8 @@ def test_any_number_of_blocks(n, k, num_blocks, workspace, assert_close) -> None
 
 
 @pytest.mark.parametrize("epilogue", ["store", "residual", "swiglu"])
-def test_as_few_blocks_as_the_longest_share_allows(epilogue, workspace) -> None:
-    gpu.test_as_few_blocks_as_the_longest_share_allows(False, epilogue, workspace)
+def test_fewer_blocks_than_the_card_holds(epilogue, workspace) -> None:
+    gpu.test_fewer_blocks_than_the_card_holds(False, epilogue, workspace)
 
 
 @dtypes

@@ -247,7 +247,7 @@ def test_any_number_of_blocks(n, k, num_blocks, workspace, assert_close) -> None
 
 @pytest.mark.parametrize("epilogue", ["store", "residual", "swiglu"])
 @schemes
-def test_as_few_blocks_as_the_longest_share_allows(asymmetric, epilogue, workspace) -> None:
+def test_fewer_blocks_than_the_card_holds(asymmetric, epilogue, workspace) -> None:
     """The bits of a smaller grid than the card holds, in which every warp has two items or one."""
     most = 2 * devices()[0].num_sms
     groups, row_blocks = 5, 8 * most // 5 + 1

@@ -60,8 +60,8 @@ def w4_matvec(
             result is rounded; finite, above 0. A power of two is exact: it keeps a wide float16
             result (SwiGLU's) in range, and the next product takes it off again.
         num_blocks: blocks of the grid, up to as many as the card runs at once, two for each
-            multiprocessor. None: the fewest with which no warp has a longer share of the matrix
-            than with that many. The order of summation depends on it.
+            multiprocessor. None: nearly as many, or fewer where all warps then have equal shares
+            of the matrix. The order of summation depends on it.
         stream: a stream handle as an integer, or a PyTorch or CuPy stream. None: the stream that is
             current in the framework of x.
 
