@@ -75,6 +75,7 @@ def run_w4_matvec(backend: Any) -> int:
                         (1, dtype, None),
                         (5, "float32", 3),
                         (9, dtype, 7),
+                        *((rows, "float32", 2) for rows in (2, 3, 4, 6, 7, 8)),
                     ):
                         x, out = exact.array((rows, k), dtype), exact.array((rows, n), out_dtype)
                         for more in ({},) if interleaved else ({}, {"residual": out}):

@@ -1,10 +1,11 @@
 """The part of sanitize.py for the weight stream, and for what moves on behind it.
 
 Blocks of the weight stream wait for each other, and a checked kernel is slow: one launch for each
-kind of weight, of the smallest sizes that take every path. What is handed over is polled, on
+kind of weight and some numbers of rows, of the smallest sizes that take every path. What is handed over is polled, on
 purpose without a barrier, and racecheck looks at shared memory alone.
 """
 
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -36,11 +37,11 @@ def _absent(exact: Exact, backend: Any, shape: tuple[int, ...], dtype: str) -> D
 
 
 def run_weight_stream(backend: Any) -> int:
-    """One launch for each kind of weight, with every kind of op and epilogue."""
+    """Launches for each kind of weight and of few rows, with every kind of op and epilogue."""
     exact = Exact(backend)
     workspace = exact.filled(weight_stream_workspace_bytes(backend.device), b"\xff")
     launches = 0
-    for asymmetric in (False, True):
+    for asymmetric, rows in product((False, True), (1, 3, 5, 8)):
 
         def result(width: int, dtype: str = "float16") -> DeviceArray:
             return _absent(exact, backend, (_ROWS, width), dtype)
@@ -96,7 +97,7 @@ def run_weight_stream(backend: Any) -> int:
                 norm(behind),
                 StreamProduct(weights[5], result(77, "float32")),
             ],
-            rows=3,
+            rows=rows,
             workspace=workspace,
         )
         launches += 1
