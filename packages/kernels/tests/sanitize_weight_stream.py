@@ -1,8 +1,8 @@
 """The part of sanitize.py for the weight stream, and for what moves on behind it.
 
 Blocks of the weight stream wait for each other, and a checked kernel is slow: one launch for each
-kind of weight and some numbers of rows, of the smallest sizes that take every path. What is handed over is polled, on
-purpose without a barrier, and racecheck looks at shared memory alone.
+kind of weight and some numbers of rows, of the smallest sizes that take every path. What is handed
+over is polled, on purpose without a barrier, and racecheck looks at shared memory alone.
 """
 
 from itertools import product
