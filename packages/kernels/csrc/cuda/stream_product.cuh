@@ -56,12 +56,13 @@ class StreamActivations {
     }
     DigitTile<kSetRows<kSet>> x;
     __syncwarp();  // every lane has read the set before
+    uint32_t scales[kSetRows<kSet>];
 #pragma unroll
     for (int i_row = 0; i_row < kSetRows<kSet>; ++i_row) {
-      const float one =
+      scales[i_row] =
           write_digits<__half>(values_[i_row], p_digits_ + i_row * kDigitRowBytes, i_lane_);
-      x.set_one(i_row, one, i_lane_);
     }
+    x.set_scales(scales, i_lane_);
     __syncwarp();
     x.read(p_digits_, i_lane_);
     return x;
@@ -210,8 +211,8 @@ __device__ __forceinline__ void stream_product(const StreamProgram& program,
                           i_lane);
   if (start < end) {
     activations.template ahead<0>(i_group);
-    wait_for_phase(team.p_parts_free, task.parity ^ 1);
   }
+  wait_for_phase(team.p_parts_free, task.parity ^ 1);
   const auto multiply = [&](const SlotItem& item, const auto& x, float (&set)[kItemTiles][2]) {
     add_product<kAsymmetric>(item, task.bfloat16_scales, x, set, [](int) {});
   };

@@ -21,11 +21,10 @@ PREFILL_CHUNK = 2048  # rows of a wide pass: bounds its scratch whatever the pro
 # A wide pass unpacks every matrix, so that fewer rows hardly cost less: w4_unpack_cublas of 17 and
 # of 256 rows in bench/results/h200/kernels-prompts.json.
 PREFILL_FLOOR = 256
-# A wide pass of few rows takes as long as five steps of eight: the host launches it kernel by
-# kernel, and w4_matmul of 64 rows hardly takes less (short-prompts.json there has both ways, of 47
-# rows too). A matrix in 16 bits is read no faster for fewer rows, so that there one step is the
-# most.
-FEW_ROWS = 40
+# The host launches a wide pass kernel by kernel: how long that takes depends on the host, and five
+# or six steps of eight take no longer on a fast one (short-prompts.json there has both ways). A
+# matrix in 16 bits is read no faster for fewer rows, so that there one step is the most.
+FEW_ROWS = 48
 SCORE_ROWS = 64  # of logits on the device at once: a megabyte each for a large vocabulary
 
 
