@@ -54,6 +54,8 @@ HEADLINES = (
 """File, metric, and what it is: what a visitor looks for first. Those there are become a table."""
 FORMS = "tiny/suite"
 """The suite's quality of the shipped model: a table of its forms."""
+EARLIER = "earlier"
+"""A folder of results that others have replaced, kept for what docs/experiments.md compares."""
 NOT_RESULTS = ("tiny/corpus", "tiny/training")
 """Files that lie among the results and are none: what a model was trained on, and the run's log."""
 
@@ -72,6 +74,8 @@ def render(results: dict[str, Result]) -> str:
     """Return the block's text, without its two markers."""
     if not results:
         return NOTHING
+    earlier = {name for name in results if EARLIER in name.split("/")}
+    results = {name: one for name, one in results.items() if name not in earlier}
     blocks = [list(_render_headlines(results)), list(_render_forms(results))]
     blocks += [
         list(_render_result(name, one)) for name, one in results.items() if not one.not_measured
@@ -79,6 +83,10 @@ def render(results: dict[str, Result]) -> str:
     missing = [(name, one) for name, one in results.items() if one.not_measured]
     if missing:
         blocks.append(list(_render_missing(missing)))
+    if earlier:
+        folders = sorted({name.rpartition("/")[0] for name in earlier})
+        shown = ", ".join(f"`bench/results/{folder}`" for folder in folders)
+        blocks.append([f"Earlier results, which `docs/experiments.md` compares with: {shown}."])
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 

@@ -99,6 +99,17 @@ def test_the_list_of_training_data_is_no_result(root: Path) -> None:
     assert render_results.NOTHING in (root / "README.md").read_text()
 
 
+def test_earlier_results_are_named_but_not_shown(root: Path) -> None:
+    put(root, RESULT)
+    put(root, RESULT, "h200/earlier/decode")
+    assert run(root) == 0
+    text = (root / "README.md").read_text()
+    assert text.count("**h200/") == 1
+    assert "compares with: `bench/results/h200/earlier`." in text
+    put(root, {**RESULT, "schema": 2}, "h200/earlier/decode")
+    assert run(root) != 0
+
+
 def test_what_was_not_measured_stands_at_the_end_with_its_command(root: Path) -> None:
     put(root, RESULT)
     missing = {**RESULT, "metrics": {}, "not_measured": "no | GPU here", "command": "run it"}

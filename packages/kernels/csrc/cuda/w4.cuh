@@ -224,12 +224,12 @@ class DigitActivations {
     load<kAhead, kRows>();
     DigitTile<kRows> x;
     __syncwarp();  // every lane has read the item before
-    uint32_t scales[kRows];
 #pragma unroll
     for (int i_row = 0; i_row < kRows; ++i_row) {
-      scales[i_row] = write_digits<T>(values_[i_row], p_shared_ + i_row * kDigitRowBytes, i_lane_);
+      const float one =
+          write_digits<T>(values_[i_row], p_shared_ + i_row * kDigitRowBytes, i_lane_);
+      x.set_one(i_row, one, i_lane_);
     }
-    x.set_scales(scales, i_lane_);
     __syncwarp();
     x.read(p_shared_, i_lane_);
     return x;

@@ -12,7 +12,7 @@ from typing import Protocol
 # (bench/results/h200/decode.json). Constants, not a clock of this machine, so that a request takes
 # the same depths in every run and a seed gives the same text.
 COST_OF_THE_HEAD = 0.02
-COST_OF_A_GUESS = 0.077
+COST_OF_A_GUESS = 0.094
 _MEMORY = 0.9  # what an estimate keeps of itself at each observation: about ten turns count
 _PRIOR = 0.7
 _TURNS_WITHOUT = 16  # then a guess is tried again
