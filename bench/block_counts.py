@@ -3,11 +3,11 @@
     python bench/block_counts.py --json FILE [--model random:qwen3.5-27b] [--rows 1]
         [--position 1024] [--most N] [--try ROWSxCOLUMNSxBLOCKS ...]
 
-A grid of ``w4_matvec`` is by default as small as it can be without a longer share for any warp than
-in one as large as the card runs at once. Its warps still have shares that may differ by an item,
-and row blocks in common with other blocks, whose sums they exchange. Tried is every grid below that
-largest one, down to half, whose warps all have the same number of items; and last, all at once, the
-best grid of each matrix. The order of summation depends on the grid, so that the numbers that flow
+A grid of ``w4_matvec`` is by default a few blocks smaller than what the card runs at once, or
+smaller yet where all warps then have equal shares (``matvec_blocks`` in csrc/matvec.h). Else they
+differ by an item, and blocks have row blocks in common, whose sums they exchange. Tried is every
+grid below the largest, down to half, whose warps all have the same number of items; and last, all
+at once, the best grid of each matrix. The order of summation depends on the grid: the numbers
 differ in their last bits, which no kernel's time minds.
 """
 

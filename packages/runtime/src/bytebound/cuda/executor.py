@@ -21,9 +21,10 @@ PREFILL_CHUNK = 2048  # rows of a wide pass: bounds its scratch whatever the pro
 # A wide pass unpacks every matrix, so that fewer rows hardly cost less: w4_unpack_cublas of 17 and
 # of 256 rows in bench/results/h200/kernels-prompts.json.
 PREFILL_FLOOR = 256
-# The host launches a wide pass kernel by kernel: how long that takes depends on the host, and five
-# or six steps of eight take no longer on a fast one (short-prompts.json there has both ways). A
-# matrix in 16 bits is read no faster for fewer rows, so that there one step is the most.
+# The host launches a wide pass kernel by kernel, so that it takes as long as the host takes: of 47
+# rows a ninth less than six steps of eight on a fast one, two thirds more on a slow one
+# (short-prompts.json and short-prompts-slow-host.json there). A matrix in 16 bits is read no faster
+# for fewer rows, so that there one step is the most.
 FEW_ROWS = 48
 SCORE_ROWS = 64  # of logits on the device at once: a megabyte each for a large vocabulary
 
@@ -99,11 +100,12 @@ class CudaExecutor:
 
     def warm_up(self) -> None:
         """Compile and load what prompts need, so that no request pays for it; then reset."""
-        few = range(1, min(self.few_rows, MAX_ROWS) + 1)
-        many = {max(self.few_rows + 1, rows) for rows in (*MATMUL_ROWS, UNPACK_ROWS)}
-        with no_garbage_collection():
-            for count in (*few, *sorted(many)):
+        with no_garbage_collection(), torch.inference_mode():
+            for count in range(1, max(1, min(self.few_rows, MAX_ROWS)) + 1):
                 self.prefill([0] * min(count, self.max_len))
+                self.reset()
+            for count in (*MATMUL_ROWS, UNPACK_ROWS):
+                self._wide_pass([0] * min(count, self.max_len))  # as score() reads few rows too
                 self.reset()
 
     def reset(self) -> None:

@@ -45,8 +45,9 @@ def w4_matvec(
         or, for an interleaved weight, scale * silu(y_gate) * y_up
 
     x enters as fixed point, 15 bits and a sign under the largest magnitude of its row's group of
-    128 columns: an element is off by 2^-15 of that at most, and exact from 1/16 of it on (float16;
-    1/128 for bfloat16). Sums over a group are exact, sums of groups and scales are float32.
+    128 columns: an element is off by hardly more than 2^-15 of that, and exact from about 1/16 of
+    it on (float16; 1/128 for bfloat16). Sums over a group are exact, sums of groups and scales are
+    float32.
 
     Args:
         x: [R, K], R from 1 to 16, float16 or bfloat16; rows at any one distance, aligned to 16
