@@ -24,10 +24,10 @@ constexpr int kMatvecSpareBlocks = 8;
 // Blocks of a grid by default, for a matrix of `items` in four bits (1 or more), on a device that
 // runs `most_blocks` at once. Part of the order of summation.
 //
-// A few places stay free, for the kernel that comes next: its blocks start early there, and the
-// rest of its grid may then follow as blocks of this one end. Fewer yet are taken where all warps
-// then have equal shares, or where the longest is one or two items: more blocks would not shorten
-// it, and share more row blocks.
+// A few places stay free, for the blocks of the kernel that comes next. Fewer blocks yet are taken
+// where all warps then have equal shares, or where the longest is one or two items: more would not
+// shorten it, and share more row blocks. In a whole step this is as fast as the fewest blocks of
+// the same longest share (docs/experiments.md).
 constexpr int matvec_blocks(std::int64_t items, int most_blocks) {
   const int blocks =
       most_blocks > 2 * kMatvecSpareBlocks ? most_blocks - kMatvecSpareBlocks : most_blocks;

@@ -141,4 +141,22 @@ struct DigitTile {
   }
 };
 
+// The rows' groups as a tile, by way of p_rows in shared memory: kRows times 256 bytes, for this
+// warp alone. values: of each row this lane's columns, 4 i_lane .. + 3.
+template <typename T, int kRows>
+__device__ __forceinline__ DigitTile<kRows> to_digits(const uint2* values,
+                                                      unsigned char* p_rows,
+                                                      int i_lane) {
+  DigitTile<kRows> x;
+  __syncwarp();  // every lane has read what lay there before
+#pragma unroll
+  for (int i_row = 0; i_row < kRows; ++i_row) {
+    x.set_one(i_row, write_digits<T>(values[i_row], p_rows + i_row * kDigitRowBytes, i_lane),
+              i_lane);
+  }
+  __syncwarp();
+  x.read(p_rows, i_lane);
+  return x;
+}
+
 }  // namespace bytebound

@@ -54,17 +54,7 @@ class StreamActivations {
         ask<kSet>(i_group);
       }
     }
-    DigitTile<kSetRows<kSet>> x;
-    __syncwarp();  // every lane has read the set before
-#pragma unroll
-    for (int i_row = 0; i_row < kSetRows<kSet>; ++i_row) {
-      const float one =
-          write_digits<__half>(values_[i_row], p_digits_ + i_row * kDigitRowBytes, i_lane_);
-      x.set_one(i_row, one, i_lane_);
-    }
-    __syncwarp();
-    x.read(p_digits_, i_lane_);
-    return x;
+    return to_digits<__half, kSetRows<kSet>>(values_, p_digits_, i_lane_);
   }
 
  private:

@@ -222,17 +222,7 @@ class DigitActivations {
   // The rows that ahead() was last told of.
   __device__ __forceinline__ DigitTile<kRows> take() {
     load<kAhead, kRows>();
-    DigitTile<kRows> x;
-    __syncwarp();  // every lane has read the item before
-#pragma unroll
-    for (int i_row = 0; i_row < kRows; ++i_row) {
-      const float one =
-          write_digits<T>(values_[i_row], p_shared_ + i_row * kDigitRowBytes, i_lane_);
-      x.set_one(i_row, one, i_lane_);
-    }
-    __syncwarp();
-    x.read(p_shared_, i_lane_);
-    return x;
+    return to_digits<T, kRows>(values_, p_shared_, i_lane_);
   }
 
  private:
