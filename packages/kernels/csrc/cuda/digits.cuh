@@ -30,6 +30,10 @@ constexpr int kDigitRowBytes = 256;  // a row's group: [high, low][column]
 constexpr float kWholeBase = 12582912.0f;  // 1.5 2^23
 constexpr int kWholeBaseBits = 0x4b400000;
 
+// A scale is the bits of a power of two; this less its scale are those of the inverse.
+constexpr uint32_t kInverse = 254u << 23;
+constexpr uint32_t kScaleNotFinite = kInverse - 0x7fffffffu;  // whose inverse is NaN
+
 template <typename T>
 struct DigitCodec;
 
@@ -67,13 +71,13 @@ struct DigitCodec<__nv_bfloat16> {
   }
 };
 
-// Writes a row's group to p_row in shared memory, 256 bytes, and returns what n = 1 stands for; NaN
-// if the group is not finite throughout. All lanes call it, each with columns 4 i_lane .. + 3.
+// Writes a row's group to p_row in shared memory, 256 bytes, and returns its scale, of which
+// DigitTile knows what to make. All lanes call it, each with columns 4 i_lane .. + 3.
 //
 // Columns lie in the order of the nibbles of a packed word, 0 2 1 3 of every four. Halves of 16
 // bytes change places in `low`, so that what lanes read together lies in different banks.
 template <typename T>
-__device__ __forceinline__ float write_digits(uint2 values, unsigned char* p_row, int i_lane) {
+__device__ __forceinline__ uint32_t write_digits(uint2 values, unsigned char* p_row, int i_lane) {
   using Codec = DigitCodec<T>;
   using Two = typename Codec::Two;
   // The bits of magnitudes are in the order of the magnitudes, what is not finite at the end.
@@ -81,11 +85,11 @@ __device__ __forceinline__ float write_digits(uint2 values, unsigned char* p_row
                                   __habs2(*reinterpret_cast<const Two*>(&values.y)));
   const uint32_t two = *reinterpret_cast<const uint32_t*>(&of_lane);
   const uint32_t largest = warp_max(max(two & 0xffffu, two >> 16));
+  // e, biased, where a float32 has its exponent.
   const uint32_t exponent =
-      max((largest + Codec::kNearNext) >> Codec::kMantissaBits, Codec::kLeast);  // e, biased
-  // Powers of two by their exponents' bits.
-  const float to_whole = __uint_as_float((127 + 14 + Codec::kBias - exponent) << 23);
-  const float one = __uint_as_float((127 - 14 - Codec::kBias + exponent) << 23);
+      max(((largest + Codec::kNearNext) << (23 - Codec::kMantissaBits)) & 0x7f800000u,
+          Codec::kLeast << 23);
+  uint32_t scale = ((127u + 14 + Codec::kBias) << 23) - exponent;  // 2^(14 - e)
   float x[4];
   Codec::widen(values.x, x[0], x[1]);
   Codec::widen(values.y, x[2], x[3]);
@@ -93,14 +97,14 @@ __device__ __forceinline__ float write_digits(uint2 values, unsigned char* p_row
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     // n + 128: its second byte is `high`, its first one `low` + 128.
-    bits[i] = __float_as_uint(fmaf(x[i], to_whole, kWholeBase + 128.0f));
+    bits[i] = __float_as_uint(fmaf(x[i], __uint_as_float(scale), kWholeBase + 128.0f));
   }
   const uint32_t even = __byte_perm(bits[0], bits[2], 0x5140);
   const uint32_t odd = __byte_perm(bits[1], bits[3], 0x5140);
   uint32_t* p_words = reinterpret_cast<uint32_t*>(p_row);
   p_words[i_lane] = __byte_perm(even, odd, 0x7632);
   p_words[kWarp + (i_lane ^ 4)] = __byte_perm(even, odd, 0x5410) ^ 0x80808080u;
-  return largest < Codec::kInfinity ? one : __uint_as_float(0x7fffffffu);
+  return largest < Codec::kInfinity ? scale : kScaleNotFinite;
 }
 
 // kRows rows of one group as B fragments of mma.m16n8k32. Columns of B: 2 (row % 4) + digit, in as
@@ -110,11 +114,18 @@ struct DigitTile {
   static constexpr int kSets = (kRows + kMmaDigitRows - 1) / kMmaDigitRows;
 
   uint4 values[kSets][2];
-  float ones[kSets] = {};  // of row i_lane % 4 + 4 i_set: what n = 1 stands for
+  float ones[kSets];  // of row i_lane % 4 + 4 i_set: what n = 1 stands for; NaN if not finite
 
-  __device__ __forceinline__ void set_one(int i_row, float one, int i_lane) {
-    if (i_lane % kMmaDigitRows == i_row % kMmaDigitRows) {
-      ones[i_row / kMmaDigitRows] = one;
+  __device__ __forceinline__ void set_scales(const uint32_t (&scales)[kRows], int i_lane) {
+#pragma unroll
+    for (int i_set = 0; i_set < kSets; ++i_set) {
+      const auto either = [&](int i) {
+        const uint32_t even = scales[min(kMmaDigitRows * i_set + i, kRows - 1)];
+        const uint32_t odd = scales[min(kMmaDigitRows * i_set + i + 1, kRows - 1)];
+        return i_lane % 2 == 0 ? even : odd;
+      };
+      const uint32_t scale = i_lane % 4 < 2 ? either(0) : either(2);
+      ones[i_set] = __uint_as_float(kInverse - scale);
     }
   }
 
@@ -149,11 +160,12 @@ __device__ __forceinline__ DigitTile<kRows> to_digits(const uint2* values,
                                                       int i_lane) {
   DigitTile<kRows> x;
   __syncwarp();  // every lane has read what lay there before
+  uint32_t scales[kRows];
 #pragma unroll
   for (int i_row = 0; i_row < kRows; ++i_row) {
-    x.set_one(i_row, write_digits<T>(values[i_row], p_rows + i_row * kDigitRowBytes, i_lane),
-              i_lane);
+    scales[i_row] = write_digits<T>(values[i_row], p_rows + i_row * kDigitRowBytes, i_lane);
   }
+  x.set_scales(scales, i_lane);
   __syncwarp();
   x.read(p_rows, i_lane);
   return x;
