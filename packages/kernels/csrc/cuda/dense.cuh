@@ -127,6 +127,9 @@ class DenseWeights {
     find_rows();
   }
 
+  // Its rows lie apart: many small requests.
+  __device__ __forceinline__ void prefetch_second(int /* num_items */) const {}
+
   __device__ __forceinline__ void load_first() {
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {

@@ -195,6 +195,8 @@ __device__ __forceinline__ void matvec_block(const MatvecTask<typename Weights::
                           i_lane);
   if (start < end) {
     activations.ahead(p_x + i_group * Weights::kColumns, task.x_row_stride, num_rows);
+    // Until they have come and are operands, the memory has nothing else to do.
+    weights.prefetch_second(end - start);
   }
 #pragma unroll 1
   for (int num_left = end - start; num_left > 0; --num_left) {

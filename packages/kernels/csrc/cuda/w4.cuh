@@ -23,6 +23,7 @@
 
 #include <cstdint>
 
+#include "async_copy.cuh"
 #include "digits.cuh"
 #include "matvec.cuh"
 #include "mma.cuh"
@@ -285,6 +286,13 @@ class W4Weights {
       load_words(i);
     }
     load_parameters();
+  }
+
+  // Asks the L2 for the item behind the first one, of a share of num_items.
+  __device__ __forceinline__ void prefetch_second(int num_items) const {
+    if (num_items > 1 && i_lane_ == 0) {
+      prefetch_bytes(p_item_ + kBytes, kBytes);
+    }
   }
 
   // sums += the product of the current item with x; goes on to the next item. As soon as tiles have
