@@ -86,9 +86,11 @@ __device__ __forceinline__ void prefetch_tile(const HeadCache& head, int first, 
   prefetch_bytes(head.p_values + o_tile, num_bytes);
 }
 
+// sees[m][h] - position is the row of the call that the query belongs to.
 template <typename Cache, int kQueries>
 __device__ __forceinline__ void store_leaf(const AttentionArgs& args,
                                            const AttentionState<kQueries>& state,
+                                           const SeenPositions<kQueries>& sees,
                                            const Leaf& leaf,
                                            int position,
                                            int i_kv,
@@ -105,8 +107,9 @@ __device__ __forceinline__ void store_leaf(const AttentionArgs& args,
       sum += __shfl_xor_sync(kAllLanes, sum, 2);
       const int q = i_first + 16 * m + threadIdx.x % kWarp / 4 + 8 * h;
       // A row that sees nothing of the leaf does not read it either.
-      if (q < num_queries && leaf.start <= position + q / group) {
-        const int64_t i_vector = q / group * args.num_heads + i_kv * group + q % group;
+      if (q < num_queries && leaf.start <= sees[m][h]) {
+        const int i_row = sees[m][h] - position;
+        const int64_t i_vector = i_row * (args.num_heads - group) + i_kv * group + q;
         const int64_t i_partial = i_vector * args.max_leaves + leaf.index;
         Cache::store_row(args.p_partial + i_partial * kHeadDim, state.out[m], i_warp, h);
         if (threadIdx.x < kWarp && threadIdx.x % 4 == 0) {
@@ -162,6 +165,18 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
   float b_q_norm[kChunk], b_k_norm[kChunk];
   load_norm(args, args.p_q_norm, b_q_norm);
   load_norm(args, args.p_k_norm, b_k_norm);
+  for (int i = threadIdx.x; i < query_tiles(kQueries) * kQuerySteps * kWarp; i += kTileThreads) {
+    s_queries[i] = make_uint4(0, 0, 0, 0);
+  }
+  SeenPositions<kQueries> sees;  // less the position, at first
+#pragma unroll
+  for (int m = 0; m < query_tiles(kQueries); ++m) {
+#pragma unroll
+    for (int h = 0; h < query_halves(kQueries); ++h) {
+      const int q = i_first + 16 * m + static_cast<int>(threadIdx.x) % kWarp / 4 + 8 * h;
+      sees[m][h] = q / group;
+    }
+  }
   __syncthreads();
   int position = s_position;
 
@@ -187,11 +202,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
     // Tiles that are loaded ahead get them from the scratch, the others from the cache.
     const Leaf newest = leaf_of_index(has_leaves ? s_share.leaf(s_share.num_leaves - 1) : 0);
     appends = has_leaves && newest.start + newest.size > position;
-    tasks.i_kv = i_kv;
-    tasks.i_first = i_first;
-    tasks.group = group;
-    tasks.num_new = appends ? 2 * args.rows : 0;
-    tasks.num = tasks.num_new + min(num_queries - i_first, kQueries);
+    tasks.set(args, appends, i_kv, i_first, min(num_queries - i_first, kQueries));
     rows_fit = args.vector && args.rows * args.half_rotary * static_cast<int>(sizeof(float2)) +
                                       tasks.num * Scratch::kSlotBytes <=
                                   kStageBytes;
@@ -207,7 +218,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
     }
     const int actual = *p_position;
     if (has_leaves && rows_fit) {
-      begin_load_rows(args, tasks, scratch);
+      begin_load_rows(tasks, scratch);
     }
     async_copy_commit();
     for (int i = 0; i < args.num_stages - 1; ++i) {
@@ -224,6 +235,9 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
     async_copy_wait();
     __syncthreads();
   }
+  if (threadIdx.x / kWarp == kTileWarps - 1) {
+    prefetch_part(args.prefetch, blockIdx.x, gridDim.x);  // at short contexts little else is read
+  }
   if (last < walk.first) {
     return;  // a block without leaves
   }
@@ -235,7 +249,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
     async_copy_wait_but<3>();
   }
   __syncwarp();  // a warp makes the rows that it has copied
-  make_rows<Cache, kQueries>(args, tasks, scratch, b_q_norm, b_k_norm, s_queries, position,
+  make_rows<Cache, kQueries>(args, tasks, scratch, b_q_norm, b_k_norm, s_queries, i_kv, position,
                              rows_fit);
   if (appends) {
     async_copy_wait();  // what was loaded ahead is complete
@@ -253,13 +267,11 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
   }
   __syncthreads();
 
-  SeenPositions<kQueries> sees;
 #pragma unroll
   for (int m = 0; m < query_tiles(kQueries); ++m) {
 #pragma unroll
     for (int h = 0; h < query_halves(kQueries); ++h) {
-      const int q = i_first + 16 * m + static_cast<int>(threadIdx.x) % kWarp / 4 + 8 * h;
-      sees[m][h] = position + q / group;
+      sees[m][h] += position;
     }
   }
 
@@ -306,7 +318,8 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
     i_stage = i_stage + 1 == args.num_stages ? 0 : i_stage + 1;
     i_load_stage = i_load_stage + 1 == args.num_stages ? 0 : i_load_stage + 1;
     if (walk.is_last_of_leaf()) {
-      store_leaf<Cache, kQueries>(args, state, walk.leaf, position, i_kv, i_first, num_queries);
+      store_leaf<Cache, kQueries>(args, state, sees, walk.leaf, position, i_kv, i_first,
+                                  num_queries);
       reset(state);
     }
     walk.advance(s_share, last);
@@ -474,7 +487,8 @@ Status attention_decode(const AttentionDecodeParams& p, void* stream) {
                               p.x_dtype == DType::kFloat16,
                               p.norm_dtype == DType::kFloat32,
                               is_vector(p.q_gate, p.q_gate_row_stride) &&
-                                  is_vector(p.k, p.k_row_stride) && is_vector(p.v, p.v_row_stride)};
+                                  is_vector(p.k, p.k_row_stride) && is_vector(p.v, p.v_row_stride),
+                              {p.prefetch, p.prefetch_bytes}};
   switch (p.x_dtype) {
     case DType::kFloat16:
       return run_with_cache<__half>(args, p.cache_dtype, stream);

@@ -204,6 +204,18 @@ def test_every_length_up_to_200(cache, assert_close) -> None:
         check(layer, row, position, state, TOLERANCE["float16", cache], assert_close)
 
 
+@pytest.mark.parametrize("num_bytes", [0, 15, 16, 4096 + 48, 9_000_016])
+@pytest.mark.parametrize("position", [0, 1000, 32000])
+def test_what_is_prefetched_changes_nothing(position, num_bytes) -> None:
+    layer = Layer(BIG, 33000)
+    state = State.filled("bfloat16", BIG[1], 33000, position)
+    own, rows = state.clone(), layer.rows(5)
+    plain = layer.run(rows, position, state)
+    ahead = torch.full((num_bytes,), 7, dtype=torch.uint8, device="cuda")
+    assert same_bits(layer.run(rows, position, own, prefetch=ahead), plain) and own.same(state)
+    assert bool((ahead == 7).all())
+
+
 @caches
 @pytest.mark.parametrize("heads", [BIG, TINY], ids=["27B", "tiny"])
 def test_around_the_edges_of_pieces(heads, cache, assert_close) -> None:

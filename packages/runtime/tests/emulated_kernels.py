@@ -12,6 +12,7 @@ import bytebound_kernels as bk
 import pytest
 import torch
 from bytebound_kernels import prefill
+from bytebound_kernels._check import prefetch_view
 from bytebound_kernels.ops.attention_decode import attention_decode_reference
 from bytebound_kernels.ops.gdn_keep import gdn_keep_reference
 from bytebound_kernels.ops.gdn_step import gdn_step_reference
@@ -174,7 +175,9 @@ class Kernels:
         eps: float,
         out: Tensor,
         state_settled: bool = False,
+        prefetch: Tensor | None = None,
     ) -> Tensor:
+        prefetch_view("gdn_step", prefetch)
         assert rows.qkv.dtype == state.conv_window.dtype == weights.conv.dtype
         assert (pending is None) == (num_accepted is None) == commit
         accepted = 0
@@ -249,7 +252,9 @@ class Kernels:
         k_scale: Tensor | None,
         v_scale: Tensor | None,
         eps: float,
+        prefetch: Tensor | None = None,
     ) -> Tensor:
+        prefetch_view("attention_decode", prefetch)
         assert q_gate.shape[0] <= 8 and position.shape == (1,)
         needed = bk.attention_decode_workspace_bytes(
             q_gate.shape[0], out.shape[1] // 256, k_cache.shape[1]

@@ -141,7 +141,7 @@ StreamOp gated_delta(bool replay,
 }  // namespace
 
 void bind_weight_stream(py::module_& m) {
-  py::class_<StreamOp>(m, "StreamOp");
+  py::class_<StreamOp>(m, "StreamOp", py::module_local());
   m.attr("STREAM_MAX_OPS") = kStreamMaxOps;
   m.def("stream_norm", &norm, py::kw_only(), "x"_a, "weight"_a, "out"_a, "x_row_stride"_a,
         "out_row_stride"_a, "d"_a, "eps"_a);

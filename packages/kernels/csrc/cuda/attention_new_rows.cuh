@@ -8,11 +8,12 @@
 #include "attention_args.cuh"
 #include "attention_rows.cuh"
 #include "attention_tile.cuh"
+#include "attention_unseen.cuh"
 #include "chunk.cuh"
 
 namespace bytebound {
 
-// A lane's share of a norm's weights.
+// A lane's share of a norm's factors, 1 + w.
 __device__ __forceinline__ void load_norm(const AttentionArgs& args,
                                           const void* p_norm,
                                           float (&b)[kChunk]) {
@@ -22,6 +23,10 @@ __device__ __forceinline__ void load_norm(const AttentionArgs& args,
     uint32_t pairs[4];
     load_pairs(p_norm, 0, false, pairs);
     to_numbers(b, pairs, args.half_rows);
+  }
+#pragma unroll
+  for (int j = 0; j < kChunk; ++j) {
+    b[j] = __fadd_rn(1.0f, b[j]);
   }
 }
 
@@ -51,44 +56,63 @@ __device__ __forceinline__ void make_turns(const AttentionArgs& args,
 }
 
 // The block's rows: if it appends, the new keys and values of the kv head, then the part's queries.
+// Where each comes from is worked out by a lane, before the wait: a warp then asks for it.
 struct RowTasks {
-  int i_kv, i_first, group;
+  static constexpr int kPerLane = 2;  // a lane knows rows i_lane and i_lane + 32
+
   int num_new;  // keys, then values
   int num;
+  const uint16_t* p_from[kPerLane];
+  int i_row[kPerLane];  // of the call
 
-  // Where row i comes from.
-  __device__ __forceinline__ const void* source(const AttentionArgs& args,
-                                                int i,
-                                                int64_t& o_row) const {
-    if (i < num_new) {
-      const bool is_value = i >= args.rows;
-      o_row = (is_value ? i - args.rows : i) * (is_value ? args.v_row_stride : args.k_row_stride) +
-              i_kv * kHeadDim;
-      return is_value ? args.p_v : args.p_k;
+  __device__ __forceinline__ void set(
+      const AttentionArgs& args, bool appends, int i_kv, int i_first, int num_queries) {
+    const int group = args.num_heads / args.num_kv_heads;
+    num_new = appends ? 2 * args.rows : 0;
+    num = num_new + num_queries;
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) {
+      const int i = static_cast<int>(threadIdx.x) % kWarp + j * kWarp;
+      const void* p = args.p_q_gate;
+      int64_t o_row;
+      if (i < num_new) {
+        const bool is_value = i >= args.rows;
+        i_row[j] = is_value ? i - args.rows : i;
+        o_row = i_row[j] * (is_value ? args.v_row_stride : args.k_row_stride) + i_kv * kHeadDim;
+        p = is_value ? args.p_v : args.p_k;
+      } else {
+        const int q = i_first + min(i, num - 1) - num_new;
+        i_row[j] = q / group;
+        o_row = i_row[j] * args.q_gate_row_stride + (i_kv * group + q % group) * 2 * kHeadDim;
+      }
+      p_from[j] = static_cast<const uint16_t*>(p) + o_row;
     }
-    const int q = i_first + i - num_new;
-    o_row = q / group * args.q_gate_row_stride + (i_kv * group + q % group) * 2 * kHeadDim;
-    return args.p_q_gate;
+  }
+
+  // Of row i, the same for the whole warp.
+  __device__ __forceinline__ const uint16_t* source(int i) const {
+    const auto p = reinterpret_cast<unsigned long long>(i < kWarp ? p_from[0] : p_from[1]);
+    return reinterpret_cast<const uint16_t*>(__shfl_sync(kAllLanes, p, i % kWarp));
+  }
+  __device__ __forceinline__ int row(int i) const {
+    return __shfl_sync(kAllLanes, i < kWarp ? i_row[0] : i_row[1], i % kWarp);
   }
 };
+static_assert(kMaxQueries + 2 * kMaxRows <= RowTasks::kPerLane * kWarp);
 
 // Begins to copy the rows that this warp makes.
-__device__ __forceinline__ void begin_load_rows(const AttentionArgs& args,
-                                                const RowTasks& tasks,
-                                                const Scratch& scratch) {
+__device__ __forceinline__ void begin_load_rows(const RowTasks& tasks, const Scratch& scratch) {
   const int i_lane = threadIdx.x % kWarp;
 #pragma unroll 1
   for (int i = threadIdx.x / kWarp; i < tasks.num; i += kTileWarps) {
-    int64_t o_row;
-    const void* p_from = tasks.source(args, i, o_row);
     async_copy_16(shared_address(scratch.row(i)) + i_lane * kChunkBytes,
-                  static_cast<const uint16_t*>(p_from) + o_row + i_lane * kChunk);
+                  tasks.source(i) + i_lane * kChunk);
   }
 }
 
-// The part's queries, as A operands in shared memory and zeros where there is none; before them the
-// new rows, into the cache and into their slots of the scratch. A warp makes every fourth row, two
-// at a time: each is a chain of dependent steps.
+// The part's queries, as A operands in shared memory; before them the new rows, into the cache and
+// into their slots of the scratch. A warp makes every fourth row, two at a time: each is a chain of
+// dependent steps. The place of queries that there are not is zero already.
 template <typename Cache, int kQueries>
 __device__ __forceinline__ void make_rows(const AttentionArgs& args,
                                           const RowTasks& tasks,
@@ -96,41 +120,37 @@ __device__ __forceinline__ void make_rows(const AttentionArgs& args,
                                           const float (&b_q_norm)[kChunk],
                                           const float (&b_k_norm)[kChunk],
                                           uint4* s_queries,
+                                          int i_kv,
                                           int position,
                                           bool are_loaded) {
   using Compute = typename Cache::Compute;
   constexpr int kItemBytes = Cache::kRowBytes / kHeadDim;
   constexpr int kTogether = 2;
-  const int i_end = tasks.num_new + 16 * query_tiles(kQueries);
 #pragma unroll 1
-  for (int i_first = threadIdx.x / kWarp; i_first < i_end; i_first += kTogether * kTileWarps) {
-    uint32_t pairs[kTogether][4] = {};
+  for (int i_first = threadIdx.x / kWarp; i_first < tasks.num; i_first += kTogether * kTileWarps) {
+    uint32_t pairs[kTogether][4];
+    int i_row[kTogether];
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
-      const int i = i_first + u * kTileWarps;
-      if (i < tasks.num && are_loaded) {
+      const int i = min(i_first + u * kTileWarps, tasks.num - 1);  // the last one again, to no end
+      i_row[u] = tasks.row(i);
+      if (are_loaded) {
         const uint4 loaded = reinterpret_cast<const uint4*>(scratch.row(i))[threadIdx.x % kWarp];
         pairs[u][0] = loaded.x;
         pairs[u][1] = loaded.y;
         pairs[u][2] = loaded.z;
         pairs[u][3] = loaded.w;
-      } else if (i < tasks.num) {
-        int64_t o_row;
-        const void* p_from = tasks.source(args, i, o_row);
-        load_pairs(p_from, o_row, args.vector, pairs[u]);
+      } else {
+        load_pairs(tasks.source(i), 0, args.vector, pairs[u]);
       }
     }
     __syncwarp();  // a new row takes the place of what it is made of
     float b[kTogether][kChunk];
-    int i_row[kTogether];
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       const int i = i_first + u * kTileWarps;
       const bool is_query = i >= tasks.num_new;
       const bool is_value = !is_query && i >= args.rows;
-      i_row[u] = is_query   ? (tasks.i_first + i - tasks.num_new) / tasks.group
-                 : is_value ? i - args.rows
-                            : i;
       to_numbers(b[u], pairs[u], args.half_rows);
       float b_made[kChunk], b_weight[kChunk];
 #pragma unroll
@@ -139,18 +159,17 @@ __device__ __forceinline__ void make_rows(const AttentionArgs& args,
         b_weight[j] = is_query ? b_q_norm[j] : b_k_norm[j];
       }
       norm_row(b_made, b_weight, args.eps);
-      const int i_turn = i < tasks.num ? i_row[u] * args.half_rotary : 0;
-      turn_row(b_made, scratch.p_turns + i_turn, args.half_rotary);
+      turn_row(b_made, scratch.p_turns + i_row[u] * args.half_rotary, args.half_rotary);
 #pragma unroll
       for (int j = 0; j < kChunk; ++j) {
-        b[u][j] = is_value ? b[u][j] : i < tasks.num ? b_made[j] : 0.0f;
+        b[u][j] = is_value ? b[u][j] : b_made[j];
       }
     }
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
       const int i = i_first + u * kTileWarps;
       const int i_query = i - tasks.num_new;
-      if (i_query >= 0 && i < i_end) {
+      if (i_query >= 0 && i < tasks.num) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           pairs[u][j] = pack_pair(b[u][2 * j], b[u][2 * j + 1], Compute{});
@@ -159,9 +178,9 @@ __device__ __forceinline__ void make_rows(const AttentionArgs& args,
         Cache::store_query(reinterpret_cast<uint32_t*>(p_tile), i_query % 16, pairs[u]);
       } else if (i_query < 0) {
         const bool is_value = i >= args.rows;
-        const int64_t o_head = tasks.i_kv * args.cache_head_stride * kItemBytes;
+        const int64_t o_head = i_kv * args.cache_head_stride * kItemBytes;
         const int64_t o_row = static_cast<int64_t>(position + i_row[u]) * Cache::kRowBytes;
-        const int64_t o_scale = tasks.i_kv * args.scale_head_stride + position + i_row[u];
+        const int64_t o_scale = i_kv * args.scale_head_stride + position + i_row[u];
         append_row(Cache{}, b[u],
                    {(is_value ? args.p_v_cache : args.p_k_cache) + o_head + o_row,
                     (is_value ? args.p_v_scale : args.p_k_scale) + o_scale, scratch.row(i),

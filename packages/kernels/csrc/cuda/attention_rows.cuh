@@ -44,9 +44,9 @@ __device__ __forceinline__ void to_numbers(float (&b)[kChunk],
   }
 }
 
-// RMSNorm of the warp's row with "1 + w".
+// RMSNorm of the warp's row with the factors 1 + w.
 __device__ __forceinline__ void norm_row(float (&b)[kChunk],
-                                         const float (&b_weight)[kChunk],
+                                         const float (&b_factor)[kChunk],
                                          float eps) {
   float sum = 0.0f;
 #pragma unroll
@@ -56,7 +56,7 @@ __device__ __forceinline__ void norm_row(float (&b)[kChunk],
   const float inverse_rms = __frsqrt_rn(__fadd_rn(__fmul_rn(warp_sum(sum), 1.0f / kHeadDim), eps));
 #pragma unroll
   for (int j = 0; j < kChunk; ++j) {
-    b[j] = __fmul_rn(__fmul_rn(b[j], inverse_rms), __fadd_rn(1.0f, b_weight[j]));
+    b[j] = __fmul_rn(__fmul_rn(b[j], inverse_rms), b_factor[j]);
   }
 }
 

@@ -47,4 +47,10 @@ inline void async_copy_wait() {
 
 inline void prefetch_bytes(const void*, int) {}
 
+struct Prefetch {
+  const void* p;
+  std::int64_t num_bytes;
+};
+inline void prefetch_part(const Prefetch&, int, int) {}
+
 }  // namespace bytebound

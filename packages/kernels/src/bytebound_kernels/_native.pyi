@@ -59,6 +59,8 @@ def attention_decode(
     cache_dtype: int,
     eps: float,
     scale: float,
+    prefetch: int,
+    prefetch_bytes: int,
     device: int,
     stream: int,
 ) -> None: ...
@@ -260,6 +262,8 @@ def gdn_step(
     eps: float,
     commit: bool,
     state_settled: bool,
+    prefetch: int,
+    prefetch_bytes: int,
     device: int,
     stream: int,
 ) -> None: ...

@@ -128,6 +128,7 @@ class Step:
             k_scale=kv.k_scale,
             v_scale=kv.v_scale,
             eps=self.config.rms_norm_eps,
+            prefetch=weights.o_proj.streamed,
         )
 
     def _gated_delta_net(
@@ -157,6 +158,7 @@ class Step:
             out=out,
             # An ordinary launch, the last of each pass, lies between this one and what wrote it.
             state_settled=True,
+            prefetch=weights.out_proj.streamed,
         )
         weights.out_proj.matvec(out, x, self.workspaces, residual=x)
 
