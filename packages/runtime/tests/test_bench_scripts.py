@@ -53,7 +53,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
     monkeypatch.syspath_prepend(str(BENCH))  # type: ignore[no-untyped-call]
     names = (
         *("decode", "quant_layer", "long_context", "adaptive_depth", "draft_in_l2"),
-        *("block_counts", "step_parts", "short_prompts"),
+        *("block_counts", "builds", "step_parts", "short_prompts"),
     )
     known = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     yield lambda name: __import__(name)
@@ -226,6 +226,50 @@ def test_short_prompts(script: Script, tmp_path: Path, capsys: pytest.CaptureFix
 def test_time_that_spans_share_is_counted_once(script: Script) -> None:
     busy = script("short_prompts").busy_us
     assert busy([]) == 0 and busy([(5, 7), (0, 2), (1, 4), (6, 6.5)]) == 6
+
+
+def test_builds_against_each_other(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ops of each build are called while its turn is recorded, and those of no other."""
+    from bytebound_kernels.ops.argmax import op as argmax
+
+    made = script("builds")
+    installed, files = argmax._native, [tmp_path / "old.so", tmp_path / "new.so"]
+    for file in files:
+        file.touch()
+    builds = {path: ModuleType(path.stem) for path in files}
+    recorded, original = list[object](), bk.argmax
+
+    def noted(*args: Any, **options: Any) -> Any:
+        recorded.append(argmax._native)
+        return original(*args, **options)
+
+    monkeypatch.setattr(bk, "argmax", noted)
+    monkeypatch.setattr(made, "load", lambda name, path: builds[path])
+    monkeypatch.setattr(sys.modules["step_parts"], "TURNS", 1)
+    monkeypatch.setattr(sys.modules["step_parts"], "ROUNDS", 2)
+    folder = random_checkpoint(tmp_path / "model", **SHAPE).folder
+    words = [f"{name}={path}" for name, path in zip(("a", "b"), files, strict=True)]
+    metrics = run(
+        made, tmp_path / "builds.json", *words, "--model", f"random:{folder}", "--position", 20,
+        "--rows", 1, 3,
+    )  # fmt: skip
+    assert set(metrics) == {f"rows{rows}.{name}.us" for rows in (1, 3) for name in ("a", "b")}
+    assert all(len(one.samples) == 2 for one in metrics.values())
+    first, second = builds.values()
+    assert [one for one in recorded if one is not installed] == [first, second] * 2
+    assert argmax._native is installed
+
+
+@pytest.mark.parametrize("word", ["", "name", "=file.so", "name=nowhere.so"])
+def test_a_build_is_a_name_and_a_file(
+    script: Script, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        script("builds").main([word, "--json", "x.json"])
+    assert stopped.value.code == 2
+    assert "is no NAME=EXTENSION with a file behind it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
