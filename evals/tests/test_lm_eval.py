@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,12 @@ from typing import Any
 import datasets
 import huggingface_hub
 import pytest
-from bytebound.errors import CheckpointError, InvalidRequestError, NonFiniteLogitsError
+from bytebound.errors import (
+    CheckpointError,
+    CudaUnavailableError,
+    InvalidRequestError,
+    NonFiniteLogitsError,
+)
 from bytebound.names import resolve_model
 from bytebound_evals.data import arithmetic_problems, heldout_text
 from bytebound_evals.errors import SettingError
@@ -223,6 +230,41 @@ def test_it_is_registered_and_built_from_model_arguments() -> None:
     assert (model.max_length, model.world_size) == (64, 1)
 
 
+@pytest.mark.parametrize("in_one_string", [True, False])
+def test_model_arguments_win_over_options(in_one_string: bool) -> None:
+    options = {"batch_size": 4, "device": "cuda:0", "max_batch_size": None}
+    if in_one_string:
+        given = "pretrained=tiny,device=cpu,batch_size=1,max_length=64"
+        model = ByteboundLM.create_from_arg_string(given, options)
+    else:
+        arguments = {"pretrained": tiny(), "device": "cpu", "batch_size": 1}
+        model = ByteboundLM.create_from_arg_obj(arguments, options)
+    assert model.batch_size == 1
+
+
+def test_the_device_that_nobody_asked_for_is_no_mistake(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    arguments = {"pretrained": "tiny", "max_length": 64}
+    with caplog.at_level(logging.WARNING):
+        model = ByteboundLM.create_from_arg_obj(arguments, {"device": "cuda:0"})
+    assert model.max_length == 64
+    assert "there is no cuda:0 here: the model runs on the CPU" in caplog.text
+    with pytest.raises(CudaUnavailableError, match="device='cuda:1'"):
+        ByteboundLM.create_from_arg_obj(arguments, {"device": "cuda:1"})
+
+
+def test_lm_evals_own_models_stay_registered() -> None:
+    # In a process of its own: here, the tests have loaded them.
+    program = "import bytebound_evals.lm_eval.model; from lm_eval.api.registry import get_model; "
+    program += "print(get_model('hf').__name__, get_model('bytebound').__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.returncode) == ("HFLM ByteboundLM\n", 0), done.stderr
+
+
 def test_the_request_cache_is_kept_apart_by_tokenizer_and_template(
     ours: ByteboundLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,7 +408,7 @@ def test_the_command_is_lm_evals_own_with_the_model_registered(
     write_tasks(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    words = ["bytebound-lm-eval", "run", "--model", "bytebound", "--device", "cpu"]
+    words = ["bytebound-lm-eval", "run", "--model", "bytebound"]
     words += ["--tasks", CHOICE, "--include_path", str(tmp_path), "--limit", "2"]
     words += ["--model_args", "pretrained=tiny,dtype=float32,max_length=128"]
     monkeypatch.setattr("sys.argv", words)

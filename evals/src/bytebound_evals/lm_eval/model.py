@@ -9,8 +9,10 @@ import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
+# lm-eval registers its own models only where none is registered yet: they come first.
+import lm_eval.models  # type: ignore[import-untyped]  # noqa: F401
 import torch
 from bytebound import Engine, SamplingParams
 from lm_eval.api.instance import Instance  # type: ignore[import-untyped]
@@ -19,6 +21,7 @@ from lm_eval.api.registry import register_model  # type: ignore[import-untyped]
 from lm_eval.utils import (  # type: ignore[import-untyped]
     get_rolling_token_windows,
     make_disjoint_window,
+    simple_parse_args_string,
 )
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -30,6 +33,8 @@ from bytebound_evals.logprobs import blocks, log_probabilities
 
 NAME = "bytebound"
 DEFAULT_GEN_TOKENS = 256
+ANY_DEVICE = "cuda:0"
+"""What lm-eval's command line hands on where no ``--device`` was given."""
 _log = logging.getLogger(__name__)
 
 Pair = tuple[tuple[str, str] | None, list[int], list[int]]
@@ -118,6 +123,28 @@ class ByteboundLM(TemplateLM):  # type: ignore[misc]
             self.chat_template_args["enable_thinking"] = enable_thinking
         self._pretrained = pretrained if isinstance(pretrained, str) else "an engine"
         self._prefix = self._find_prefix(prefix_token_id)
+
+    @classmethod
+    def create_from_arg_string(
+        cls, arg_string: str, additional_config: dict[str, Any] | None = None
+    ) -> Self:
+        """See ``create_from_arg_obj``."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> Self:
+        """The model of a command line: its model arguments win over its options.
+
+        Where PyTorch sees no GPU, ``--device cuda:0`` is any device, as for lm-eval's own models.
+        """
+        options = {k: v for k, v in (additional_config or {}).items() if v is not None}
+        if options.get("device") == ANY_DEVICE and not torch.cuda.is_available():
+            del options["device"]
+            if "device" not in arg_dict:
+                _log.warning("there is no %s here: the model runs on the CPU", ANY_DEVICE)
+        return cls(**{**options, **arg_dict})
 
     @property
     def eot_token_id(self) -> int:
