@@ -41,7 +41,8 @@ LONGEST = 262_144
 DEPTH = 4
 STANDS = (4, 2)
 NOISE_ROWS = 4096  # positions written at a time
-FLOAT8_SCALE = 0.01  # of noise: what is stored is up to a few hundred, of 448 at most
+FLOAT8_SCALE = 0.01  # of noise
+FLOAT8_LARGEST = 448.0  # that is stored: beyond, a number would become NaN
 
 
 class SteeredCycle(Cycle):
@@ -102,7 +103,9 @@ def write_noise(caches: Sequence[KvCache], start: int) -> None:
             for head in range(stored.shape[0]):
                 for rows in torch.split(stored[head, start:], NOISE_ROWS):
                     noise = torch.randn(rows.shape, device=rows.device)
-                    rows.copy_(noise if scale is None else noise / FLOAT8_SCALE)
+                    if scale is not None:
+                        noise = (noise / FLOAT8_SCALE).clamp(-FLOAT8_LARGEST, FLOAT8_LARGEST)
+                    rows.copy_(noise)
             if scale is not None:
                 scale[:, start:] = FLOAT8_SCALE
 

@@ -235,8 +235,10 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
     async_copy_wait();
     __syncthreads();
   }
-  if (threadIdx.x / kWarp == kTileWarps - 1) {
-    prefetch_part(args.prefetch, blockIdx.x, gridDim.x);  // at short contexts little else is read
+  // Beyond, the memory has enough to do, and the L2 would have lost it when it is read.
+  const int64_t num_read = int64_t{2} * args.num_kv_heads * (last + 1) * Cache::kRowBytes;
+  if (threadIdx.x / kWarp == kTileWarps - 1 && num_read < args.prefetch.num_bytes) {
+    prefetch_part(args.prefetch, blockIdx.x, gridDim.x);
   }
   if (last < walk.first) {
     return;  // a block without leaves

@@ -132,7 +132,9 @@ __device__ __forceinline__ void make_rows(const AttentionArgs& args,
     int i_row[kTogether];
 #pragma unroll
     for (int u = 0; u < kTogether; ++u) {
-      const int i = min(i_first + u * kTileWarps, tasks.num - 1);  // the last one again, to no end
+      const int i_next = i_first + u * kTileWarps;
+      const int i =
+          i_next < tasks.num ? i_next : i_first;  // where there is none, once more, unused
       i_row[u] = tasks.row(i);
       if (are_loaded) {
         const uint4 loaded = reinterpret_cast<const uint4*>(scratch.row(i))[threadIdx.x % kWarp];

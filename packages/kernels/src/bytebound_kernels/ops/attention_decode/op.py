@@ -134,8 +134,9 @@ def attention_decode(
         eps: of the two norms, 0 or more.
         scale: of the scores.
         prefetch: what the kernel after this one reads, its weights, say: contiguous uint8 [bytes],
-            aligned to 16 bytes. The L2 is asked for it while these kernels compute (from sm_90 on).
-            It should fit there. A hint, which changes no result.
+            aligned to 16 bytes. The L2 is asked for it while these kernels compute (from sm_90 on),
+            unless they read more than that themselves. It should fit there. A hint, which changes
+            no result.
         stream: a stream handle as an integer, or a PyTorch or CuPy stream. None: the stream that is
             current in the framework of q_gate.
 
