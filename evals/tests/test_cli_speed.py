@@ -3,12 +3,14 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bytebound_evals.cli.app import COMMANDS
+from bytebound_evals.conditions import machine_record
 from bytebound_evals.results import Result, parse_result, read_result, write_result
 
-from .evals_cli import Cli, cli, refused
+from .evals_cli import Cli, Outcome, cli, refused
 from .speed_results import metric, result, scaled
 
 __all__ = ["cli"]  # a fixture
@@ -113,7 +115,7 @@ def test_gate_exit_codes_and_files(cli: Cli, tmp_path: Path) -> None:
     same = cli("gate", "--baseline", paths["base"], "--head", paths["base"])
     assert (same.code, same.err) == (0, "")
     assert "passed: 1 metrics" in same.out
-    summary = tmp_path / "summary.md"
+    summary = tmp_path / "new" / "summary.md"
     worse = cli(
         *("gate", "--baseline", paths["base"], "--head", paths["slow"]),
         *("--summary", summary, "--out", tmp_path / "gate.json"),
@@ -158,6 +160,31 @@ def test_gate_refuses(cli: Cli, tmp_path: Path) -> None:
         refused(cli("gate", "--baseline", base, "--head", damaged), words)
         refused(cli("report", damaged, "--out", tmp_path / "report"), words)
     refused(cli("gate"), "--baseline", "bytebound-evals gate --help")
+
+
+def test_the_gate_measures_nothing_that_it_could_not_compare(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bytebound_evals.cli.gate.subprocess.run", pytest.fail)
+    file = tmp_path / "base.json"
+    command = "bytebound-evals throughput --model tiny"
+
+    def judged(**fields: Any) -> Outcome:
+        metrics = {} if "not_measured" in fields else {"a.tok_s": metric(1.0)}
+        write_result(file, result(metrics, command=command, **fields))
+        return cli("gate", "--baseline", file)
+
+    def no_driver() -> str:
+        raise RuntimeError("no NVIDIA driver")
+
+    monkeypatch.setattr("bytebound_evals.conditions._card", dict)
+    monkeypatch.setattr("torch.cuda.get_device_name", no_driver)
+    refused(judged(), "the baseline is of the GPU 'Some GPU', and there is none here")
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "Another GPU")
+    refused(judged(), "the baseline and what runs here", "'Some GPU' and 'Another GPU'")
+    here = machine_record("cpu")
+    refused(judged(machine={**here, "threads": 99}), "different machines", "threads is 99")
+    refused(judged(not_measured="no such card was at hand"), "the baseline was not measured")
 
 
 WRONG = {

@@ -99,6 +99,8 @@ def gate(
 
 def _measured(base: "Result", model: str | None) -> "Result":
     """Run the baseline's command in a fresh process and read what it wrote."""
+    from bytebound_evals.conditions import machine_record
+    from bytebound_evals.gate.compare import check_repeatable
     from bytebound_evals.results import read_result
 
     try:
@@ -110,6 +112,7 @@ def _measured(base: "Result", model: str | None) -> "Result":
             f"the baseline was made by {base.command!r}, which the gate cannot run again; give "
             "--head FILE"
         )
+    check_repeatable(base, machine_record)  # a run may take an hour
     if model is not None:
         words += ["--model", model]  # the last one counts
     with tempfile.TemporaryDirectory() as folder:
@@ -147,6 +150,7 @@ def _text(file: Path) -> str:
 
 def _append(file: Path, text: str) -> None:
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a", encoding="utf-8") as stream:
             stream.write(text)
     except OSError as error:

@@ -5,7 +5,7 @@ run makes them: their samples are put together.
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -142,8 +142,7 @@ def compare(
             waiver for a metric that is not there.
     """
     for side, result in (("baseline", base), ("head", head)):
-        if result.not_measured is not None:
-            raise IncomparableError(f"the {side} was not measured: {result.not_measured}")
+        _was_measured(side, result)
     _same_machine(base, head, "baseline and head")
     _same_engine(base, head, "baseline and head")
     waived = dict(waivers or {})
@@ -161,6 +160,27 @@ def compare(
         if base.machine.get(field) != head.machine.get(field)
     )
     return Comparison(rows, remarks)
+
+
+def check_repeatable(base: Result, here: Callable[[str], Mapping[str, Any]]) -> None:
+    """Refuse a baseline that nothing measured on this machine could be compared with.
+
+    ``here`` is told "cpu" or "cuda" and gives the record of this machine, as
+    ``conditions.machine_record`` does.
+
+    Raises:
+        IncomparableError: it is of another machine, or was not measured.
+    """
+    _was_measured("baseline", base)
+    gpu = base.machine.get("gpu")
+    try:
+        machine = here("cpu" if gpu is None else "cuda")
+    except (RuntimeError, AssertionError) as error:  # torch's, without a driver or without CUDA
+        raise IncomparableError(
+            f"the baseline is of the GPU {gpu!r}, and there is none here; measure both on one "
+            "machine"
+        ) from error
+    _same_machine(base, replace(base, machine=dict(machine)), "the baseline and what runs here")
 
 
 def _changes(base: Result, head: Result, widen: float) -> dict[str, Change]:
@@ -275,6 +295,11 @@ def parse_waivers(text: str) -> dict[str, str]:
             )
         waivers[metric] = reason.strip()
     return waivers
+
+
+def _was_measured(side: str, result: Result) -> None:
+    if result.not_measured is not None:
+        raise IncomparableError(f"the {side} was not measured: {result.not_measured}")
 
 
 def _same_machine(one: Result, other: Result, what: str) -> None:
