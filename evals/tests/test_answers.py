@@ -64,6 +64,13 @@ ANSWERS = {
     "<think>so 7, #### 7": None,
     "1</think>2<think>3": None,
     "no number: " + "1" * 5000: None,
+    # the power of a unit
+    "The garden covers 48 m^2.": "48",
+    r"\boxed{1000\text{ km}^2}": "1000",
+    r"\boxed{12 \mathrm{cm}^{3}}": "12",
+    "x^2 = 49, so x = 7": "7",
+    "5 * 10^2 = 500": "500",
+    "#### 12 #### 13": "13",
 }
 
 

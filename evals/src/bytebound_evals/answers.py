@@ -19,11 +19,13 @@ _NUMBER = re.compile(
     r"(?:(?P<grouped>\d{1,3}(?:,\d{3})+)(?!\d)|(?P<digits>\d+))?(?P<decimals>\.\d+)?"
     r"(?:\s?/\s?(?P<denominator>\d+(?!\d*\.\d)))?"
 )
-_MARKER = re.compile(r"####(?P<rest>[^\n]*)")
+_MARKER = re.compile(r"####(?P<rest>(?:(?!####)[^\n])*)")
 _BOXED = re.compile(r"\\boxed\s*\{")
 _PHRASE = re.compile(r"answer(?:\s+is|\s*[:=])(?P<rest>[^\n]*)", re.IGNORECASE)
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 _CALCULATION = re.compile(r"<<[^<>]*>>")
+# The 2 of "48 cm^2" belongs to the unit.
+_UNIT_POWER = re.compile(r"(?<=[A-Za-z])(?P<brace>\}?)\s?\^\s?(?:\d+|\{\d+\})")
 _TEX_GROUP = re.compile(r"(?<=\d)(?:\{,\}|\\[,!; ]|[\u00a0\u2009\u202f'’])(?=\d{3}(?!\d))")
 _LONGEST = 300  # characters: what is longer is no answer, and Python refuses to read it
 _MINUS = str.maketrans("−–﹣－", "----")
@@ -74,7 +76,7 @@ def _exact_decimal(answer: Fraction, places: int) -> str:
 
 
 def _plain(text: str) -> str:
-    text = _CALCULATION.sub("", text).translate(_MINUS)
+    text = _UNIT_POWER.sub(r"\g<brace>", _CALCULATION.sub("", text)).translate(_MINUS)
     text = _FRACTION.sub(r"\1/\2", text.replace("\\$", "$").replace("\\%", "%"))
     return _TEX_GROUP.sub(",", text)
 
