@@ -5,6 +5,8 @@ import pytest
 import torch
 from bytebound.errors import ContextOverflowError, NonFiniteLogitsError
 from bytebound_evals import logprobs
+from bytebound_evals.cli.errors import code_of
+from bytebound_evals.errors import LossOverflowError
 from bytebound_evals.measured_text import TextSettings
 from bytebound_evals.perplexity import measure_perplexity
 from bytebound_evals.windows import CutText, WindowRule, cut_text
@@ -61,6 +63,13 @@ def test_logits_that_are_not_finite_are_an_error() -> None:
             TableEngine(lambda ids: [0.0, math.nan, 0.0]),  # type: ignore[arg-type]
             made_up("none"),
         )
+
+
+def test_a_loss_beyond_any_perplexity_is_an_error() -> None:
+    engine = TableEngine(lambda ids: [0.0, 0.0, 1e4])
+    with pytest.raises(LossOverflowError, match="a loss of 10000 nat a token is beyond any"):
+        measure_perplexity(engine, made_up("none"))  # type: ignore[arg-type]
+    assert code_of(LossOverflowError("damaged")) == 1
 
 
 def test_blocks_of_rows_do_not_change_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,10 @@ class ReferenceMismatchError(EvalError):
     """The reference logits belong to another tokenizer, text, window rule or vocabulary."""
 
 
+class LossOverflowError(EvalError):
+    """A model is so wrong that its perplexity is no number."""
+
+
 class CacheError(EvalError):
     """Reference logits are damaged, or do not fit the space that they may take."""
 

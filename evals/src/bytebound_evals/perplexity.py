@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from bytebound import Engine
 
+from bytebound_evals.errors import LossOverflowError
 from bytebound_evals.intervals import METHOD, Interval, bootstrap_mean
 from bytebound_evals.logprobs import target_losses
 from bytebound_evals.windows import CutText, Window
@@ -48,6 +49,7 @@ def measure_perplexity(engine: Engine, text: CutText, tick: Tick | None = None) 
     Raises:
         ContextOverflowError: a window is longer than the engine's context.
         NonFiniteLogitsError: the model gave NaN or infinite logits.
+        LossOverflowError: the loss is so large that perplexity is no number.
     """
     sums = []
     for window in text.windows:
@@ -64,13 +66,26 @@ def scored_rows(engine: Engine, window: Window) -> torch.Tensor:
 
 
 def summarize(sums: list[float], text: CutText) -> Perplexity:
-    """From the summed loss of each window in nats to perplexity."""
+    """From the summed loss of each window in nats to perplexity.
+
+    Raises:
+        LossOverflowError: the loss is so large that perplexity is no number.
+    """
     counts = [len(window.targets) for window in text.windows]
     loss = math.fsum(sums) / sum(counts)
     interval = bootstrap_mean(sums, counts)
     return Perplexity(
-        ppl=math.exp(loss),
-        ppl_interval=None if interval is None else (math.exp(interval[0]), math.exp(interval[1])),
+        ppl=_exp(loss),
+        ppl_interval=None if interval is None else (_exp(interval[0]), _exp(interval[1])),
         loss=loss,
         window_losses=tuple(total / count for total, count in zip(sums, counts, strict=True)),
     )
+
+
+def _exp(loss: float) -> float:
+    try:
+        return math.exp(loss)
+    except OverflowError as error:
+        raise LossOverflowError(
+            f"a loss of {loss:.6g} nat a token is beyond any perplexity: the model is damaged"
+        ) from error

@@ -16,7 +16,7 @@ from bytebound.cli.errors import (
 )
 from bytebound_quant.errors import QuantError
 
-from bytebound_evals.errors import EvalError, RivalError
+from bytebound_evals.errors import EvalError, LossOverflowError, RivalError
 
 __all__ = [
     "BROKEN_PIPE",
@@ -41,5 +41,6 @@ def complain(message: str) -> None:
 def code_of(error: Exception) -> int:
     """2 for what the user can change, 1 for what failed while it ran."""
     if isinstance(error, EvalError):
-        return FAILED if isinstance(error, RivalError) else WRONG_USE
+        failed = isinstance(error, (LossOverflowError, RivalError))
+        return FAILED if failed else WRONG_USE
     return WRONG_USE if isinstance(error, QuantError) else exit_code_of(error)
