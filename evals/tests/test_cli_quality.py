@@ -1,7 +1,10 @@
 """``ppl``, ``kl``, ``gsm8k`` and ``needle`` as a user runs them, on the shipped model and a CPU."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from bytebound_evals.cli.text_options import unescaped
 from bytebound_evals.results import read_result
 
 from .evals_cli import Cli, cli, refused
+from .local_datasets import write_wikitext
 
 __all__ = ["cli"]  # a fixture
 
@@ -128,6 +132,8 @@ def test_another_tokenizer_is_refused(cli: Cli, other_tokenizer: Path, tmp_path:
         (["kl", "-m", "tiny", "--reference", "tiny", "--cache-limit", "nan"], "--cache-limit nan"),
         (["kl", "-m", "tiny", "--reference", "absent"], "no model folder 'absent'"),
         (["gsm8k", "-m", "tiny", "--data", "absent.jsonl"], "is no file and no known text"),
+        (["ppl", "-m", "tiny", "--text", "wikitext2:absent"], "'absent' is no folder; expected"),
+        (["gsm8k", "-m", "tiny", "--data", "gsm8k:absent"], "'absent' is no folder; expected"),
         (["gsm8k", "-m", "tiny", "--mode", "base"], "mode is 'base'"),
         (["gsm8k", "-m", "tiny", "--data", "arithmetic", "--limit", 0], "limit 0"),
         (["gsm8k", "-m", "tiny", "--max-tokens", 9000], "max tokens 9000 is beyond"),
@@ -166,6 +172,20 @@ def test_a_missing_column_and_an_empty_document_are_wrong_use(cli: Cli, tmp_path
     words = ["--text", f"jsonl:{rows}#body", "--window", 8]
     refused(cli("ppl", *TINY, *words), "document 2 is empty")
     assert cli("ppl", *TINY, *words, "--join", r"\n").code == 0
+
+
+def test_a_dataset_leaves_nothing_on_stderr(tmp_path: Path) -> None:
+    """In a process of its own: the libraries read their variables when they are imported."""
+    copy = write_wikitext(tmp_path / "wikitext")
+    words = ["ppl", "-m", "tiny", "--device", "cpu", "--window", "8", "--text", f"wikitext2:{copy}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "bytebound_evals", *words],
+        env={**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_shipped_problems_are_asked_and_the_log_is_continued(cli: Cli, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from bytebound_quant.text_sources import CalibrationSource
 from bytebound_evals.answers import extract_answer
 from bytebound_evals.data import Problem, arithmetic_problems
 from bytebound_evals.errors import SettingError, SourceError
-from bytebound_evals.texts import column, find_rows
+from bytebound_evals.texts import column, find_rows, local_copy
 
 ARITHMETIC = "arithmetic"
 GSM8K = "gsm8k"
@@ -63,9 +63,9 @@ def load_problems(spec: str, *, shots: int = 0, limit: int | None = None) -> Pro
     if spec == ARITHMETIC:
         problems, examples, place = arithmetic_problems(), None, ""
     elif name == GSM8K and (copy or not colon):
-        test = CalibrationSource("datasets", copy or GSM8K_PATH, GSM8K_CONFIG, "test")
-        problems = _read(test)
-        train = CalibrationSource("datasets", copy or GSM8K_PATH, GSM8K_CONFIG, "train")
+        path = local_copy(copy) if colon else GSM8K_PATH
+        problems = _read(CalibrationSource("datasets", path, GSM8K_CONFIG, "test"))
+        train = CalibrationSource("datasets", path, GSM8K_CONFIG, "train")
         examples, place = (_read(train) if shots else []), "the first of the train split"
     else:
         problems, examples, place = _read(find_rows(spec, PROBLEMS_HELP)), None, ""

@@ -81,16 +81,26 @@ def find_text(spec: str, *, join: str | None = None) -> Text:
     name, colon, copy = spec.partition(":")
     known = KNOWN_TEXTS.get(name)
     if known is not None and (copy or not colon):
-        source = CalibrationSource(
-            "datasets", copy or known.path, known.config, known.split, known.column
-        )
+        path = local_copy(copy) if colon else known.path
+        source = CalibrationSource("datasets", path, known.config, known.split, known.column)
         return Text(name, known.join if join is None else join, source)
     source = find_rows(spec, TEXT_HELP)
     if source.kind == "text" and join is not None:
         raise SourceError(f"{spec}: a text file is one document, there are no rows to join")
-    path = Path(source.path).expanduser()
-    named = replace(source, path=path.name) if path.exists() else source
+    file = Path(source.path).expanduser()
+    named = replace(source, path=file.name) if file.exists() else source
     return Text(named.label, join, source)
+
+
+def local_copy(folder: str) -> str:
+    """A dataset's folder, which must be there: a name would be asked for on the network.
+
+    Raises:
+        SourceError: it is no folder.
+    """
+    if not Path(folder).expanduser().is_dir():
+        raise SourceError(f"{folder!r} is no folder; expected that of a local copy of the dataset")
+    return folder
 
 
 def find_rows(spec: str, help_: str) -> CalibrationSource:

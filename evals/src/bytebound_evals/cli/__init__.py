@@ -38,12 +38,17 @@ def _replace_closed_streams() -> None:
 def _quiet_libraries() -> None:
     """Keep the libraries' own remarks off stderr; variables that the user has set win."""
     for name, value in (
+        ("DATASETS_VERBOSITY", "error"),
+        ("HF_HUB_VERBOSITY", "error"),
         ("TRANSFORMERS_VERBOSITY", "error"),
         ("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"),
         ("TOKENIZERS_PARALLELISM", "false"),
         ("MPLBACKEND", "agg"),  # plots go to files
     ):
         os.environ.setdefault(name, value)
+    if not sys.stderr.isatty():  # no bars of downloads in a file
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     for library in ("torch", "transformers", "huggingface_hub", "datasets", "matplotlib"):
