@@ -93,6 +93,16 @@ def test_one_command_measures_and_reports(
     refused(cli(*words), "rtn is there, but not what it was made from")
 
 
+def test_quality_alone_needs_no_gpu_and_no_device(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    words = [word for word in SMALL if word not in ("--device", "cpu")]
+    outcome = cli("suite", *words, "--no-speed", "--make", "none", "--out", tmp_path)
+    assert outcome.code == 0, outcome
+    assert "cpu" in read_result(tmp_path / "results" / "quality.json").machine
+
+
 def test_forms_that_are_given_and_made() -> None:
     (one,) = given_forms(["mine=some/folder"])
     assert (one.name, one.model) == ("mine", "some/folder")

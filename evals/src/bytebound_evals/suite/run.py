@@ -13,7 +13,7 @@ from bytebound_evals.conditions import (
     machine_record,
     wheel_record,
 )
-from bytebound_evals.model_run import engine_name
+from bytebound_evals.model_run import ModelRun, engine_name
 from bytebound_evals.report.build import write_report
 from bytebound_evals.report.series import Source
 from bytebound_evals.results import Result, write_result
@@ -110,7 +110,7 @@ class Suite:
         engine = engine_name(
             self.model, settings.backend, settings.device, settings.dtype, settings.engine
         )
-        on_gpu = self.speed.on_gpu if self.speed is not None else settings.device != "cpu"
+        on_gpu = ModelRun(self.model, settings.backend, settings.device).on_gpu
         return Result(
             machine=machine_record("cuda" if on_gpu else "cpu", engine),
             commit=commit_record(self.commit),
