@@ -1,9 +1,13 @@
 """Series, plots and documents out of result files."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bytebound_evals.errors import ResultError
+from bytebound_evals.report import plots
 from bytebound_evals.report.build import read_sources, write_report
 from bytebound_evals.report.document import Facts, Grid, Heading, Paragraph, to_html, to_markdown
 from bytebound_evals.report.series import (
@@ -16,7 +20,7 @@ from bytebound_evals.report.series import (
 from bytebound_evals.results import Metric, Result, write_result
 
 from .evals_cli import Cli, cli, refused
-from .speed_results import metric, result
+from .speed_results import metric, result, scaled
 
 __all__ = ["cli"]  # a fixture
 
@@ -134,6 +138,25 @@ def test_the_same_results_give_the_same_report(tmp_path: Path) -> None:
         for name in ("one", "two")
     )
     assert first == second
+
+
+@pytest.mark.parametrize(("factor", "scale"), [(1, "linear"), (100, "log")])
+def test_a_roof_over_small_and_large_models_is_legible(
+    factor: float, scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    begin = plots._figure
+
+    @contextmanager
+    def figure(file: Path) -> Iterator[Any]:
+        with begin(file) as axes:
+            yield axes
+            drawn.append((axes.get_xscale(), axes.get_yscale()))
+
+    monkeypatch.setattr(plots, "_figure", figure)
+    small = scaled(speed(), lambda name, i: 1 / factor if name.endswith("per_token") else 1.0)
+    plots._roofline([Source("a", speed()), Source("b", small)], tmp_path)
+    assert drawn == [(scale, scale)]
 
 
 def test_without_data_there_is_no_plot(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from bytebound_evals.speed.prompts import NAMES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+LOG_RANGE = 8  # where the largest token reads so many times the smallest, axes are logarithmic
 SIZE = (8.0, 4.6)  # inches
 DPI = 130
 
@@ -156,7 +157,10 @@ def _roofline(sources: Sequence[Source], folder: Path) -> Plot | None:
             )
             _lines(axes, roof.points)
         axes.set(xlabel="bytes that a token reads, GB", ylabel="plain decode, tokens/s")
-        axes.set_ylim(bottom=0)
+        if max(sizes) > LOG_RANGE * min(sizes):
+            axes.set(xscale="log", yscale="log")
+        else:
+            axes.set_ylim(bottom=0)
     return Plot(
         file,
         "Roofline",
