@@ -3,10 +3,10 @@
     python bench/builds.py --json FILE NAME=EXTENSION NAME=EXTENSION ... [--rows 1 5]
         [--model random:qwen3.5-27b] [--position 1024]
 
-An EXTENSION is the compiled ``_native`` module of a build; the Python around it is the installed
-one. A turn is recorded with the ops of each build, and the recordings are timed by turns: a machine
-that warms up, or a clock that moves, meets all of them alike. Says nothing of their results: the
-tests of the kernels do.
+An EXTENSION is the compiled ``_native`` module of a build, whose functions take what the installed
+Python around it passes. A turn is recorded with the ops of each build, and the recordings are timed
+by turns: a machine that warms up, or a clock that moves, meets all of them alike. Says nothing of
+their results: the tests of the kernels do.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,11 +48,11 @@ def load(name: str, path: Path) -> ModuleType:
         ImportError: it is none, or is the same module again.
     """
     # Under a name of its own: pybind11 gives a name that it has seen the module it made then.
-    spec = importlib.util.spec_from_file_location(f"build_{name}.{MODULE}", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no extension module")
+    loader = ExtensionFileLoader(f"build_{name}.{MODULE}", str(path))
+    spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    loader.exec_module(module)
     if module is sys.modules[f"{PACKAGE}.{MODULE}"]:
         raise ImportError(f"{path} came as the module that is installed")
     return module
@@ -75,9 +76,8 @@ def ops_of(build: ModuleType) -> Iterator[None]:
         yield
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+def measure(builds: dict[str, ModuleType], arguments: argparse.Namespace) -> dict[str, Any]:
     """All metrics by name."""
-    builds = {name: load(name, path) for name, path in arguments.builds}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         engine = Engine.from_pretrained(
@@ -108,7 +108,13 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if len(dict(arguments.builds)) < len(arguments.builds):
         parser.error("two builds have the same name")
-    write(arguments.json, "builds", measure(arguments), arguments.commit, argv)
+    if arguments.position < 1:
+        parser.error(f"--position {arguments.position}: expected 1 or more")
+    try:
+        builds = {name: load(name, path) for name, path in arguments.builds}
+    except ImportError as error:
+        parser.error(str(error))
+    write(arguments.json, "builds", measure(builds, arguments), arguments.commit, argv)
     return 0
 
 

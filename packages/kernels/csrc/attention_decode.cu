@@ -23,7 +23,8 @@
 // kernel before still runs, a block takes the position as it stands, finds its leaves, computes
 // sines and cosines and asks the L2 for its first tile. After the wait it begins all its loads at
 // once, rows before tiles, and reads the position again meanwhile; the cache and the rows are read
-// after the wait alone. Should the position be another one, all of that is done again.
+// after the wait alone. As the memory has little to do then, the L2 is asked for what the next
+// kernel reads. Should the position be another one, all of that is done again.
 #include "attention_decode.h"
 
 #include "cuda/attention_args.cuh"
@@ -235,7 +236,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
     async_copy_wait();
     __syncthreads();
   }
-  // Beyond, the memory has enough to do, and the L2 would have lost it when it is read.
+  // Only where little else is read: beyond, the memory has enough to do.
   const int64_t num_read = int64_t{2} * args.num_kv_heads * (last + 1) * Cache::kRowBytes;
   if (threadIdx.x / kWarp == kTileWarps - 1 && num_read < args.prefetch.num_bytes) {
     prefetch_part(args.prefetch, blockIdx.x, gridDim.x);

@@ -44,7 +44,8 @@ struct AttentionDecodeParams {
   float eps;
   float scale;  // of the scores
   // What the next kernel reads beside out, such as weights: asked of the L2 meanwhile, from sm_90
-  // on, where the cache that is read is smaller. A hint: it changes no result. 16-byte aligned, a multiple of 16 bytes; may be null.
+  // on, where the cache that is read is smaller. A hint: it changes no result. 16-byte aligned, a
+  // multiple of 16 bytes; may be null.
   const void* prefetch;
   std::int64_t prefetch_bytes;
   int device;

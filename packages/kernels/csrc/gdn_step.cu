@@ -44,6 +44,7 @@
 #include "cuda/dynamic_shared.cuh"
 #include "cuda/gdn_rows.cuh"
 #include "cuda/launch.h"
+#include "cuda/prefetch.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/streamed.cuh"
 

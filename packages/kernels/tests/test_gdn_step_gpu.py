@@ -225,8 +225,8 @@ def test_no_rows_at_all() -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [0, 15, 16, 4096 + 48, 9_000_016])
-def test_what_is_prefetched_changes_nothing(num_bytes) -> None:
-    rows, z, weights, state = case((16, 48), 3)
+def test_what_is_prefetched_changes_nothing(num_bytes, h_hv=(16, 48)) -> None:
+    rows, z, weights, state = case(h_hv, 3)
     expected, own = copy_of(state), copy_of(state)
     plain = gdn_step(rows, z, weights, expected, commit=True)
     ahead = torch.full((num_bytes,), 7, dtype=torch.uint8, device="cuda")

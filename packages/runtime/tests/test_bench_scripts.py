@@ -277,14 +277,33 @@ def test_builds_against_each_other(
     assert argmax._native is installed
 
 
-@pytest.mark.parametrize("word", ["", "name", "=file.so", "name=nowhere.so"])
-def test_a_build_is_a_name_and_a_file(
-    script: Script, word: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([""], "is no NAME=EXTENSION with a file behind it"),
+        (["name"], "is no NAME=EXTENSION with a file behind it"),
+        (["=FILE"], "is no NAME=EXTENSION with a file behind it"),
+        (["name=nowhere.so"], "is no NAME=EXTENSION with a file behind it"),
+        (["name=FILE"], "file.so"),
+        (["name=FILE", "name=FILE"], "two builds have the same name"),
+        (["name=FILE", "--position", "0"], "--position 0: expected 1 or more"),
+    ],
+)
+def test_what_is_no_build(
+    script: Script,
+    tmp_path: Path,
+    words: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    file = tmp_path / "file.so"
+    file.touch()
     with pytest.raises(SystemExit) as stopped:
-        script("builds").main([word, "--json", "x.json"])
+        script("builds").main(
+            [*(word.replace("FILE", str(file)) for word in words), "--json", "x.json"]
+        )
     assert stopped.value.code == 2
-    assert "is no NAME=EXTENSION with a file behind it" in capsys.readouterr().err
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

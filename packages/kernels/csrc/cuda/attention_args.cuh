@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "async_copy.cuh"
+#include "prefetch.cuh"
 
 namespace bytebound {
 

@@ -45,12 +45,14 @@ inline void async_copy_wait() {
   emulation::t_block->complete_copies(0);
 }
 
-inline void prefetch_bytes(const void*, int) {}
-
-struct Prefetch {
-  const void* p;
-  std::int64_t num_bytes;
-};
-inline void prefetch_part(const Prefetch&, int, int) {}
+// Reads the ends of what it asks for, so that they have to be there.
+inline void prefetch_bytes(const void* p_from, int num_bytes) {
+  if (num_bytes <= 0 || num_bytes % 16 != 0 || reinterpret_cast<std::uintptr_t>(p_from) % 16 != 0) {
+    emulation::t_block->fail("prefetch_bytes of " + std::to_string(num_bytes) + " bytes");
+  }
+  const auto* p = static_cast<const volatile unsigned char*>(p_from);
+  static_cast<void>(p[0]);
+  static_cast<void>(p[num_bytes - 1]);
+}
 
 }  // namespace bytebound
