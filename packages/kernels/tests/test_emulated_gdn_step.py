@@ -27,8 +27,9 @@ def test_a_row(dtype, h_hv) -> None:
 
 
 @pytest.mark.parametrize(("num_pending", "num_current"), [(1, 1), (3, 0), (5, 3)])
-def test_replay(num_pending, num_current) -> None:
-    gpu.test_replay_is_stepping_through_the_accepted_rows((1, 3), num_pending, num_current)
+@heads
+def test_replay(h_hv, num_pending, num_current) -> None:
+    gpu.test_replay_is_stepping_through_the_accepted_rows(h_hv, num_pending, num_current)
 
 
 @pytest.mark.parametrize("num_bytes", [0, 15, 16, 4096 + 48, 9_000_016])
