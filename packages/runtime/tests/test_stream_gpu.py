@@ -74,7 +74,7 @@ class ProjectedGates:
         self.gates = gates
         self.norm = norm
         self.step = step
-        self.n, self.num_bytes = gates.n, gates.num_bytes
+        self.n, self.num_bytes, self.streamed = gates.n, gates.num_bytes, gates.streamed
 
     def matvec(
         self,
