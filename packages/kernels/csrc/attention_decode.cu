@@ -23,8 +23,7 @@
 // kernel before still runs, a block takes the position as it stands, finds its leaves, computes
 // sines and cosines and asks the L2 for its first tile. After the wait it begins all its loads at
 // once, rows before tiles, and reads the position again meanwhile; the cache and the rows are read
-// after the wait alone. As the memory has little to do then, the L2 is asked for what the next
-// kernel reads. Should the position be another one, all of that is done again.
+// after the wait alone. Should the position be another one, all of that is done again.
 #include "attention_decode.h"
 
 #include "cuda/attention_args.cuh"
@@ -236,11 +235,6 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
     async_copy_wait();
     __syncthreads();
   }
-  // Only where little else is read: beyond, the memory has enough to do.
-  const int64_t num_read = int64_t{2} * args.num_kv_heads * (last + 1) * Cache::kRowBytes;
-  if (threadIdx.x / kWarp == kTileWarps - 1 && num_read < args.prefetch.num_bytes) {
-    prefetch_part(args.prefetch, blockIdx.x, gridDim.x);
-  }
   if (last < walk.first) {
     return;  // a block without leaves
   }
@@ -380,6 +374,11 @@ Status launch_leaves(AttentionArgs args, void* stream) {
   }
   // As many blocks as run at once, the same number for each kv head, no more than have a leaf.
   blocks_per_sm = blocks_per_sm < kBlocksPerSm ? blocks_per_sm : kBlocksPerSm;
+  if (blocks_per_sm > 1) {
+    // Both at once, at the price of a multiprocessor that first has to be empty.
+    constexpr int kReservedBytes = 1 << 10;  // of each block, by the system
+    options.shared_per_sm = blocks_per_sm * (options.shared_bytes + static_bytes + kReservedBytes);
+  }
   const int num_groups = args.num_kv_heads * args.num_parts;
   const int wanted = num_sms * blocks_per_sm / num_groups;
   const int blocks = wanted < 1 ? 1 : wanted > args.max_leaves ? args.max_leaves : wanted;
@@ -490,8 +489,7 @@ Status attention_decode(const AttentionDecodeParams& p, void* stream) {
                               p.x_dtype == DType::kFloat16,
                               p.norm_dtype == DType::kFloat32,
                               is_vector(p.q_gate, p.q_gate_row_stride) &&
-                                  is_vector(p.k, p.k_row_stride) && is_vector(p.v, p.v_row_stride),
-                              {p.prefetch, p.prefetch_bytes}};
+                                  is_vector(p.k, p.k_row_stride) && is_vector(p.v, p.v_row_stride)};
   switch (p.x_dtype) {
     case DType::kFloat16:
       return run_with_cache<__half>(args, p.cache_dtype, stream);

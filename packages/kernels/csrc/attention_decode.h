@@ -43,11 +43,6 @@ struct AttentionDecodeParams {
   DType cache_dtype;  // kFloat16, kBFloat16 or kFloat8E4M3
   float eps;
   float scale;  // of the scores
-  // What the next kernel reads beside out, such as weights: asked of the L2 meanwhile, from sm_90
-  // on, where the cache that is read is smaller. A hint: it changes no result. 16-byte aligned, a
-  // multiple of 16 bytes; may be null.
-  const void* prefetch;
-  std::int64_t prefetch_bytes;
   int device;
 };
 

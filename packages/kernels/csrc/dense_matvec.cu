@@ -38,9 +38,9 @@ Status run(const DenseMatvecParams& all, void* stream) {
     LaunchOptions options;
     options.overlap_previous = true;
     options.shared_bytes = matvec_shared_bytes<Weights>(p.rows);
-    const Status status =
-        launch_with(options, dense_matvec_kernel<T, kColumns>, dim3(p.num_blocks),
-                    dim3(kMatvecThreads), stream, matvec_task<Weights>(source, p));
+    const auto task = matvec_task<Weights>(source, p);
+    const Status status = launch_with(options, dense_matvec_kernel<T, kColumns>, matvec_grid(task),
+                                      dim3(kMatvecThreads), stream, task);
     if (status != kOk) {
       return status;
     }

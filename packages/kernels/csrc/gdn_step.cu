@@ -44,7 +44,6 @@
 #include "cuda/dynamic_shared.cuh"
 #include "cuda/gdn_rows.cuh"
 #include "cuda/launch.h"
-#include "cuda/prefetch.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/streamed.cuh"
 
@@ -90,7 +89,6 @@ struct KernelArgs {
   float eps;
   bool commit;
   bool state_settled;
-  Prefetch prefetch;
 };
 
 // Shared memory, in floats from its start. An item is one slice of one value head.
@@ -289,9 +287,6 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
   Pair<T> b_z = {};
   if (has_values) {
     b_z = load_z(i_warp, first_value);
-  }
-  if (i_warp == num_warps - 1) {
-    prefetch_part(args.prefetch, blockIdx.x, gridDim.x);  // the memory has little to do here
   }
 
 #pragma unroll 1
@@ -511,7 +506,6 @@ Status run(const GdnStepParams& p, void* stream) {
   args.eps = p.eps;
   args.commit = p.commit;
   args.state_settled = p.state_settled;
-  args.prefetch = {p.prefetch, p.prefetch_bytes};
 
   LaunchOptions options;
   options.shared_bytes =

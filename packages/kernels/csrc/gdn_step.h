@@ -49,10 +49,6 @@ struct GdnStepParams {
   // two calls allow_next_kernel() after its wait_for_previous_kernel(), or is launched without
   // overlap. num_accepted, pending and current rows are read after the wait in any case.
   bool state_settled;
-  // What the next kernel reads beside out, such as weights: asked of the L2 meanwhile, from sm_90
-  // on. A hint: it changes no result. 16-byte aligned, a multiple of 16 bytes; may be null.
-  const void* prefetch;
-  std::int64_t prefetch_bytes;
   int device;  // the device that owns the pointers
 };
 

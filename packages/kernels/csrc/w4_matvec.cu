@@ -32,8 +32,9 @@ Status run_rows(const W4MatvecParams& p, void* stream) {
   LaunchOptions options;
   options.overlap_previous = true;
   options.shared_bytes = matvec_shared_bytes<Weights>(kNumRows);
-  return launch_with(options, w4_matvec_kernel<T, kAsymmetric, kNumRows>, dim3(p.num_blocks),
-                     dim3(kMatvecThreads), stream, matvec_task<Weights>(source, p));
+  const auto task = matvec_task<Weights>(source, p);
+  return launch_with(options, w4_matvec_kernel<T, kAsymmetric, kNumRows>, matvec_grid(task),
+                     dim3(kMatvecThreads), stream, task);
 }
 
 // Up to eight rows at a time: a row's bits do not depend on the others.

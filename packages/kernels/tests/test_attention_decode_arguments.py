@@ -332,23 +332,6 @@ def test_what_is_no_tensor_is_refused(fake: Any) -> None:
         call(arguments(fake) | {"position": 7})
 
 
-@pytest.mark.parametrize(
-    ("fields", "error", "message"),
-    [
-        ({"dtype": "torch.int8"}, UnsupportedDtypeError, "prefetch has dtype int8; expected uint8"),
-        ({"shape": (16, 16)}, UnsupportedShapeError, r"prefetch has shape \(16, 16\)"),
-        ({"strides": (2,)}, UnsupportedLayoutError, "prefetch of shape .* expected a contiguous"),
-        ({"pointer": (1 << 34) + 8}, UnsupportedLayoutError, "prefetch starts at .* of 16"),
-    ],
-)
-def test_prefetch_refused_on_any_machine(
-    fake: Any, no_cuda: str, fields: dict[str, Any], error: type[KernelError], message: str
-) -> None:
-    prefetch = fake(**({"shape": (256,), "dtype": "torch.uint8", "pointer": 1 << 34} | fields))
-    with pytest.raises(error, match=f"attention_decode: {message}"):
-        call(arguments(fake), prefetch=prefetch)
-
-
 def test_without_cuda_good_arguments_get_the_reason(fake: Any, no_cuda: str) -> None:
     with pytest.raises(CudaUnavailableError, match="attention_decode: CUDA is not usable"):
         call(arguments(fake))
@@ -416,8 +399,6 @@ def test_slices_of_a_fused_projection(fake: Any, launches: list[dict[str, Any]])
             "cache_dtype": 6,
             "eps": 1e-5,
             "scale": 0.5,
-            "prefetch": 0,
-            "prefetch_bytes": 0,
             "device": 0,
             "stream": 5,
         }
@@ -433,11 +414,3 @@ def test_one_row_without_scales(fake: Any, launches: list[dict[str, Any]]) -> No
     assert launch["pointers"][9:11] == (0, 0)
     assert (launch["cache_head_stride"], launch["scale_head_stride"]) == (DH, 0)
     assert launch["scale"] == 1 / 16
-
-
-def test_what_is_prefetched_is_whole_pieces(fake: Any, launches: list[dict[str, Any]]) -> None:
-    ahead = {"dtype": "torch.uint8", "pointer": 1 << 34}
-    call(arguments(fake), prefetch=fake(shape=(1000,), **ahead))
-    assert (launches[0]["prefetch"], launches[0]["prefetch_bytes"]) == (1 << 34, 992)
-    with pytest.raises(UnsupportedDeviceError, match="prefetch on cuda:1"):
-        call(arguments(fake), prefetch=fake(shape=(16,), device="cuda:1", **ahead))

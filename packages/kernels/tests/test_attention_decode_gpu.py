@@ -204,19 +204,6 @@ def test_every_length_up_to_200(cache, assert_close) -> None:
         check(layer, row, position, state, TOLERANCE["float16", cache], assert_close)
 
 
-# One position of the small model has 1,024 bytes; what is smaller than the cache is not asked for.
-@pytest.mark.parametrize("num_bytes", [0, 15, 1024, 1040, 4096 + 48, 1_000_016])
-@pytest.mark.parametrize("position", [0, 190])
-def test_what_is_prefetched_changes_nothing(position, num_bytes) -> None:
-    layer = Layer(TINY, 200)
-    state = State.filled("bfloat16", TINY[1], 200, position)
-    own, rows = state.clone(), layer.rows(1)
-    plain = layer.run(rows, position, state)
-    ahead = torch.full((num_bytes,), 7, dtype=torch.uint8, device="cuda")
-    assert same_bits(layer.run(rows, position, own, prefetch=ahead), plain) and own.same(state)
-    assert bool((ahead == 7).all())
-
-
 @caches
 @pytest.mark.parametrize("heads", [BIG, TINY], ids=["27B", "tiny"])
 def test_around_the_edges_of_pieces(heads, cache, assert_close) -> None:

@@ -49,11 +49,5 @@ def test_leaves_beyond_the_smallest(cache, assert_close) -> None:
     gpu.check(layer, layer.rows(3), 2300, state, gpu.TOLERANCE["bfloat16", cache], assert_close)
 
 
-@pytest.mark.parametrize("num_bytes", [0, 15, 1040, 4096 + 48, 1_000_016])
-def test_what_is_prefetched(num_bytes) -> None:
-    gpu.test_what_is_prefetched_changes_nothing(0, num_bytes)
-    gpu.test_what_is_prefetched_changes_nothing(190, num_bytes)
-
-
 def test_a_position_out_of_range_changes_nothing() -> None:
     gpu.test_a_position_out_of_range_changes_nothing()

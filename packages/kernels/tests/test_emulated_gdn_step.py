@@ -32,11 +32,6 @@ def test_replay(h_hv, num_pending, num_current) -> None:
     gpu.test_replay_is_stepping_through_the_accepted_rows(h_hv, num_pending, num_current)
 
 
-@pytest.mark.parametrize("num_bytes", [0, 15, 16, 4096 + 48, 9_000_016])
-def test_what_is_prefetched(num_bytes) -> None:
-    gpu.test_what_is_prefetched_changes_nothing(num_bytes, (1, 3))
-
-
 def test_what_is_not_used_and_not_written() -> None:
     gpu.test_pending_rows_that_do_not_count_are_not_used()
     gpu.test_slices_of_wider_tensors_and_nothing_else_is_written(torch.float16)

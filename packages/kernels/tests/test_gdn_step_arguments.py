@@ -172,23 +172,6 @@ def test_refuses_what_is_no_tensor(fake: Any, no_cuda: str) -> None:
         gdn_step(**(arguments(fake) | {"z": [1.0]}))
 
 
-@pytest.mark.parametrize(
-    ("fields", "error", "message"),
-    [
-        ({"dtype": HALF}, UnsupportedDtypeError, "prefetch has dtype float16; expected uint8"),
-        ({"shape": (16, 16)}, SHAPE, r"prefetch has shape \(16, 16\); expected \(any\)"),
-        ({"strides": (2,)}, LAYOUT, "prefetch of shape .* expected a contiguous"),
-        ({"pointer": (1 << 30) + 8}, LAYOUT, "prefetch starts at .* a multiple of 16"),
-    ],
-)
-def test_prefetch_refused_on_any_machine(
-    fake: Any, no_cuda: str, fields: dict[str, Any], error: type[KernelError], message: str
-) -> None:
-    prefetch = fake(**({"shape": (256,), "dtype": "torch.uint8", "pointer": 1 << 30} | fields))
-    with pytest.raises(error, match=f"gdn_step: {message}"):
-        gdn_step(**arguments(fake), prefetch=prefetch)
-
-
 def test_sound_arguments_without_cuda_name_the_reason(fake: Any, no_cuda: str) -> None:
     with pytest.raises(CudaUnavailableError, match=no_cuda):
         gdn_step(**arguments(fake))
@@ -223,15 +206,6 @@ def test_what_the_kernel_gets(fake: Any, launches: list[dict[str, Any]]) -> None
     assert (launch["z_row_stride"], launch["out_row_stride"]) == (HV * 128, 1000)
     assert launch["commit"] is True and launch["state_settled"] is False
     assert launch["eps"] == 0.5
-    assert launch["prefetch"] == launch["prefetch_bytes"] == 0
-
-
-def test_what_is_prefetched_is_whole_pieces(fake: Any, launches: list[dict[str, Any]]) -> None:
-    ahead = {"dtype": "torch.uint8", "pointer": 1 << 30}
-    gdn_step(**arguments(fake), prefetch=fake(shape=(1000,), **ahead))
-    assert (launches[0]["prefetch"], launches[0]["prefetch_bytes"]) == (1 << 30, 992)
-    with pytest.raises(UnsupportedDeviceError, match="prefetch on cuda:1"):
-        gdn_step(**arguments(fake), prefetch=fake(shape=(16,), device="cuda:1", **ahead))
 
 
 def test_what_the_kernel_gets_for_a_replay(fake: Any, launches: list[dict[str, Any]]) -> None:

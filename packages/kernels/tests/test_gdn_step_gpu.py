@@ -224,17 +224,6 @@ def test_no_rows_at_all() -> None:
     assert same_state(state, before)
 
 
-@pytest.mark.parametrize("num_bytes", [0, 15, 16, 4096 + 48, 9_000_016])
-def test_what_is_prefetched_changes_nothing(num_bytes, h_hv=(16, 48)) -> None:
-    rows, z, weights, state = case(h_hv, 3)
-    expected, own = copy_of(state), copy_of(state)
-    plain = gdn_step(rows, z, weights, expected, commit=True)
-    ahead = torch.full((num_bytes,), 7, dtype=torch.uint8, device="cuda")
-    out = gdn_step(rows, z, weights, own, commit=True, prefetch=ahead)
-    assert same_bits(out, plain) and same_state(own, expected)
-    assert bool((ahead == 7).all())
-
-
 def test_a_long_graph_of_speculative_cycles_equals_eager() -> None:
     """One captured cycle serves every accepted count, thousands of times, with the same bits."""
     h_hv, size = (16, 48), 5

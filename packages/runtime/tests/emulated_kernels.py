@@ -12,7 +12,6 @@ import bytebound_kernels as bk
 import pytest
 import torch
 from bytebound_kernels import prefill
-from bytebound_kernels._check import prefetch_view
 from bytebound_kernels.ops.attention_decode import attention_decode_reference
 from bytebound_kernels.ops.gdn_keep import gdn_keep_reference
 from bytebound_kernels.ops.gdn_step import gdn_step_reference
@@ -46,6 +45,23 @@ class Kernels:
         y = x.float()
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps) * (1 + weight.float())
         return out.copy_(y)
+
+    def rms_norm_project(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        projection: Tensor,
+        *,
+        out: Tensor,
+        projected: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:
+        assert 1 <= x.shape[0] <= 16 and x.dtype == weight.dtype == torch.float32
+        assert out.dtype == projected.dtype == projection.dtype
+        self.rms_norm(x, weight, eps=eps, out=out)
+        for row, into in zip(out, projected, strict=True):
+            into.copy_(projection.float() @ row.float())
+        return out, projected
 
     def embedding_gather(self, ids: Tensor, table: Tensor, *, out: Tensor) -> Tensor:
         assert ids.dtype == torch.int32
@@ -175,9 +191,7 @@ class Kernels:
         eps: float,
         out: Tensor,
         state_settled: bool = False,
-        prefetch: Tensor | None = None,
     ) -> Tensor:
-        prefetch_view("gdn_step", prefetch)
         assert rows.qkv.dtype == state.conv_window.dtype == weights.conv.dtype
         assert (pending is None) == (num_accepted is None) == commit
         accepted = 0
@@ -252,9 +266,7 @@ class Kernels:
         k_scale: Tensor | None,
         v_scale: Tensor | None,
         eps: float,
-        prefetch: Tensor | None = None,
     ) -> Tensor:
-        prefetch_view("attention_decode", prefetch)
         assert q_gate.shape[0] <= 8 and position.shape == (1,)
         needed = bk.attention_decode_workspace_bytes(
             q_gate.shape[0], out.shape[1] // 256, k_cache.shape[1]
@@ -342,7 +354,7 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     """Replace the kernels by the functions above until the test ends."""
     kernels = Kernels()
     for name in (
-        "rms_norm", "embedding_gather", "dense_matvec", "w4_pack",
+        "rms_norm", "rms_norm_project", "embedding_gather", "dense_matvec", "w4_pack",
         "w4_matvec", "w4_matmul", "w4_unpack", "gdn_step", "attention_decode",
         "weight_stream",
     ):  # fmt: skip

@@ -196,7 +196,7 @@ def test_a_wrong_product_is_the_one_that_is_named(
     real = getattr(owner, matrix)
 
     class Wrong:
-        n, num_bytes, streamed = real.n, real.num_bytes, real.streamed
+        n, num_bytes = real.n, real.num_bytes
         matvec, matmul = staticmethod(real.matvec), staticmethod(real.matmul)
 
     def wrong(x: torch.Tensor, out: torch.Tensor, *rest: Any, **options: Any) -> None:

@@ -2,11 +2,8 @@
 
 import random
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-import bytebound_kernels as bk
 import pytest
 import torch
 from bytebound import Engine, SamplingParams
@@ -16,7 +13,7 @@ from bytebound.cuda.executor import CudaExecutor
 from bytebound.cuda.loading import load_weights
 from bytebound.cuda.matrices import PackedMatrix
 from bytebound.cuda.random_weights import random_weights
-from bytebound.cuda.weights import AttentionWeights, iter_matrices
+from bytebound.cuda.weights import iter_matrices
 from bytebound.drafts import Draft, NgramDraft
 from bytebound.names import resolve_model
 
@@ -47,40 +44,6 @@ def build(folder: Path, kv_dtype: torch.dtype | None = None, chunk: int = 32) ->
     config = ModelConfig.from_folder(folder)
     weights = load_weights(folder, config, read_headers(folder, config), device=CPU)
     return CudaExecutor(weights, config, max_len=MAX_LEN, kv_dtype=kv_dtype, prefill_chunk=chunk)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("form", ["symmetric", "partly", "16 bits"])
-def test_a_step_asks_for_the_weights_of_the_next_product(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str
-) -> None:
-    """For those of its own layer, where they are in 4 bits."""
-    emulate(monkeypatch)
-    asked = list[int | None]()
-
-    def noted(op: Any, *args: Any, **options: Any) -> Any:
-        ahead = options.get("prefetch")
-        asked.append(None if ahead is None else ahead.data_ptr())
-        return op(*args, **options)
-
-    for name in ("gdn_step", "attention_decode"):
-        monkeypatch.setattr(bk, name, partial(noted, getattr(bk, name)))
-    is_packed = form != "16 bits"
-    folder = FOLDERS[form](tmp_path) if is_packed else random_checkpoint(tmp_path, **SHAPE).folder
-    executor = build(folder)
-    executor.prefill(some_ids(3))
-    asked.clear()
-    executor.verify(some_ids(2))
-    outs = [
-        layer.mixer.o_proj if isinstance(layer.mixer, AttentionWeights) else layer.mixer.out_proj
-        for layer in executor.weights.layers
-    ]
-    expected = [
-        out.weight.data.data_ptr() if isinstance(out, PackedMatrix) else None for out in outs
-    ]
-    assert asked == expected
-    packed = [one for one in expected if one is not None]
-    assert len(packed) == len(set(packed)) == {"symmetric": len(outs), "16 bits": 0}.get(form, 2)
 
 
 @torch.inference_mode()

@@ -1,11 +1,9 @@
 """The weight stream on a GPU against the single kernels: bits, tokens, recordings."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import bytebound_kernels as bk
 import pytest
 import torch
 from bytebound import Engine, SamplingParams
@@ -15,12 +13,10 @@ from bytebound.cuda.decoder import CudaDecoder
 from bytebound.cuda.diff import run_diff
 from bytebound.cuda.executor import CudaExecutor
 from bytebound.cuda.loading import load_weights
-from bytebound.cuda.matrices import DenseMatrix, Matrix, Workspaces
 from bytebound.cuda.pairing import reference_of
 from bytebound.cuda.random_weights import random_weights
-from bytebound.cuda.step import Step
 from bytebound.cuda.stream import StreamStep
-from bytebound.cuda.weights import GatedDeltaWeights, LayerWeights, ModelWeights
+from bytebound.cuda.weights import ModelWeights
 from bytebound.names import random_shape
 from bytebound.prompt_reader import PromptReader
 
@@ -67,56 +63,19 @@ def weights_of(kind: str, folder: Path) -> tuple[ModelWeights, ModelConfig]:
     return load_weights(made, config, read_headers(made, config), device=gpu), config
 
 
-class ProjectedGates:
-    """Implements ``Matrix``: gates with the arithmetic that a stream has, of the residual."""
-
-    def __init__(self, gates: DenseMatrix, norm: torch.Tensor, step: Step) -> None:
-        self.gates = gates
-        self.norm = norm
-        self.step = step
-        self.n, self.num_bytes, self.streamed = gates.n, gates.num_bytes, gates.streamed
-
-    def matvec(
-        self,
-        x: torch.Tensor,
-        out: torch.Tensor,
-        workspaces: Workspaces,
-        residual: torch.Tensor | None = None,
-        scale: float = 1.0,
-    ) -> None:
-        assert residual is None and scale == 1
-        rows, eps = self.step.buffers.residual[: x.shape[0]], self.step.config.rms_norm_eps
-        again = torch.empty_like(x)
-        bk.rms_norm_project(rows, self.norm, self.gates.weight, out=again, projected=out, eps=eps)
-        assert torch.equal(again, x)
-
-    def matmul(self, *args: Any, **options: Any) -> None:
-        self.gates.matmul(*args, **options)
-
-
-def with_projected_gates(layer: LayerWeights, step: Step) -> LayerWeights:
-    if not isinstance(layer.mixer, GatedDeltaWeights):
-        return layer
-    assert isinstance(layer.mixer.gates, DenseMatrix)
-    gates: Matrix = ProjectedGates(layer.mixer.gates, layer.input_layernorm, step)
-    return replace(layer, mixer=replace(layer.mixer, gates=gates))
-
-
 @pytest.mark.parametrize("kv_dtype", [torch.float16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("kind", ["27B", "symmetric", "asymmetric"])
 @torch.inference_mode()
 def test_rows_and_states_are_those_of_the_single_kernels(
     tmp_path: Path, kind: str, kv_dtype: torch.dtype
 ) -> None:
-    """Pass by pass, from the same state: gates of the same arithmetic, and so every bit."""
+    """Pass by pass, from the same state."""
     weights, config = weights_of(kind, tmp_path / "model")
     graph, stream = (
         CudaExecutor(weights, config, max_len=MAX_LEN, kv_dtype=kv_dtype, engine=engine, few_rows=0)
         for engine in ("graph", "stream")
     )
     assert isinstance(stream.step, StreamStep)
-    layers = tuple(with_projected_gates(layer, graph.step) for layer in weights.layers)
-    graph.weights = replace(weights, layers=layers)
     assert torch.equal(graph.prefill(PROMPT), stream.prefill(PROMPT))
     ids = iter(some_ids(200, seed=7))
     for number, (rows, kept) in enumerate(3 * PASSES):

@@ -19,7 +19,7 @@ void bind_attention_decode(py::module_& m) {
          std::int64_t q_gate_row_stride, std::int64_t k_row_stride, std::int64_t v_row_stride,
          std::int64_t out_row_stride, std::int64_t cache_head_stride,
          std::int64_t scale_head_stride, int x_dtype, int norm_dtype, int cache_dtype, float eps,
-         float scale, Address prefetch, std::int64_t prefetch_bytes, int device, Address stream) {
+         float scale, int device, Address stream) {
         const AttentionDecodeParams params = {pointer<const void>(q_gate),
                                               pointer<const void>(k),
                                               pointer<const void>(v),
@@ -49,8 +49,6 @@ void bind_attention_decode(py::module_& m) {
                                               static_cast<DType>(cache_dtype),
                                               eps,
                                               scale,
-                                              pointer<const void>(prefetch),
-                                              prefetch_bytes,
                                               device};
         raise_if_failed(attention_decode(params, stream_of(stream)), "attention_decode",
                         {{"R", rows},
@@ -64,7 +62,7 @@ void bind_attention_decode(py::module_& m) {
       "num_heads"_a, "num_kv_heads"_a, "max_positions"_a, "rotary_dim"_a, "q_gate_row_stride"_a,
       "k_row_stride"_a, "v_row_stride"_a, "out_row_stride"_a, "cache_head_stride"_a,
       "scale_head_stride"_a, "x_dtype"_a, "norm_dtype"_a, "cache_dtype"_a, "eps"_a, "scale"_a,
-      "prefetch"_a, "prefetch_bytes"_a, "device"_a, "stream"_a, Unlocked());
+      "device"_a, "stream"_a, Unlocked());
 }
 
 }  // namespace bytebound

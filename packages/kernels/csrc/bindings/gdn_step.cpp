@@ -38,8 +38,7 @@ void bind_gdn_step(py::module_& m) {
          std::int64_t pending_rows, const RowStrides& row_strides,
          const RowStrides& pending_row_strides, std::int64_t z_row_stride,
          std::int64_t out_row_stride, std::int64_t h, std::int64_t hv, int dtype, float eps,
-         bool commit, bool state_settled, Address prefetch, std::int64_t prefetch_bytes, int device,
-         Address stream) {
+         bool commit, bool state_settled, int device, Address stream) {
         const GdnStepParams params = {rows_of(current, rows, row_strides),
                                       pointer<const void>(z),
                                       pointer<void>(out),
@@ -59,8 +58,6 @@ void bind_gdn_step(py::module_& m) {
                                       eps,
                                       commit,
                                       state_settled,
-                                      pointer<const void>(prefetch),
-                                      prefetch_bytes,
                                       device};
         raise_if_failed(gdn_step(params, stream_of(stream)), "gdn_step",
                         {{"rows", rows},
@@ -73,7 +70,7 @@ void bind_gdn_step(py::module_& m) {
       "a_log"_a, "dt_bias"_a, "norm_weight"_a, "conv_window"_a, "state"_a, "rows"_a,
       "pending_rows"_a, "row_strides"_a, "pending_row_strides"_a, "z_row_stride"_a,
       "out_row_stride"_a, "h"_a, "hv"_a, "dtype"_a, "eps"_a, "commit"_a, "state_settled"_a,
-      "prefetch"_a, "prefetch_bytes"_a, "device"_a, "stream"_a, Unlocked());
+      "device"_a, "stream"_a, Unlocked());
 }
 
 }  // namespace bytebound

@@ -3,8 +3,6 @@
 
 #include <cstdint>
 
-#include "prefetch.cuh"
-
 namespace bytebound {
 
 struct AttentionArgs {
@@ -41,7 +39,6 @@ struct AttentionArgs {
   bool half_rows;    // q_gate, k, v and out are float16, else bfloat16
   bool float_norms;  // the norms' weights are float32, else as the rows
   bool vector;       // every row of q_gate, k and v is 16-byte aligned
-  Prefetch prefetch;
 };
 
 // Whether the position that the device holds leaves room for the rows.

@@ -7,6 +7,14 @@
 
 namespace bytebound {
 
+// Shared memory of a multiprocessor while a step's kernels run: what two blocks of the largest
+// product of a few rows take (matvec.cuh). The rest of its memory is L1.
+//
+// Blocks of kernels that ask for different divisions are never on a multiprocessor together: the
+// ones that come wait until the others have ended. So all ask for the same, and those of a kernel
+// that waits for the one before it are there in time.
+constexpr std::size_t kSharedPerSm = 68 << 10;
+
 // What a launch needs beyond grid and block.
 struct LaunchOptions {
   std::size_t shared_bytes = 0;  // dynamic shared memory; above 48 KiB it is asked for here
@@ -15,6 +23,9 @@ struct LaunchOptions {
   // wait_for_previous_kernel() (dependent.cuh) before it touches what that one reads or writes.
   // Ignored before sm_90.
   bool overlap_previous = false;
+  // Shared memory that a multiprocessor is to have, if the kernel is one that overlaps others: the
+  // next size above it that there is.
+  std::size_t shared_per_sm = kSharedPerSm;
 };
 
 // The compute capability's major version of the current device; 0 where it cannot be asked.
@@ -25,6 +36,21 @@ inline int device_major() {
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   }
   return major;
+}
+
+// shared_per_sm as launches take it: percent of the most that a multiprocessor of the current
+// device can have; 0 where it cannot be asked.
+inline unsigned shared_percent(std::size_t shared_per_sm) {
+  int device = 0;
+  int most = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device) !=
+          cudaSuccess ||
+      most <= 0) {
+    return 0;
+  }
+  const std::size_t percent = (100 * shared_per_sm + most - 1) / most;
+  return static_cast<unsigned>(percent < 100 ? percent : 100);
 }
 
 template <typename... Params, typename... Args>
@@ -41,7 +67,7 @@ Status launch_with(const LaunchOptions& options,
   config.dynamicSmemBytes = options.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
 
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute attributes[3] = {};
   unsigned num_attributes = 0;
   if (options.cluster > 1) {
     attributes[num_attributes].id = cudaLaunchAttributeClusterDimension;
@@ -51,6 +77,9 @@ Status launch_with(const LaunchOptions& options,
   if (options.overlap_previous && device_major() >= 9) {
     attributes[num_attributes].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[num_attributes].val.programmaticStreamSerializationAllowed = 1;
+    ++num_attributes;
+    attributes[num_attributes].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attributes[num_attributes].val.sharedMemCarveout = shared_percent(options.shared_per_sm);
     ++num_attributes;
   }
   config.attrs = attributes;

@@ -27,6 +27,8 @@
 #include "dynamic_shared.cuh"
 #include "gpu_scope.cuh"
 #include "reduce.cuh"
+#include "seams.cuh"
+#include "special_registers.cuh"
 
 namespace bytebound {
 
@@ -119,17 +121,53 @@ __device__ __forceinline__ float silu(float x) {
   return x / (1.0f + __expf(-x));
 }
 
+// The features of one pair of packed rows.
+template <typename Weights>
+struct FeaturePair {
+  int lower;
+  int upper;  // with SwiGLU the same: the upper row of a pair belongs to the same feature of up
+
+  __device__ __forceinline__ FeaturePair(const MatvecOutput& o, int i_row_block, int i_pair) {
+    if (o.epilogue == MatvecEpilogue::kSwiGlu) {
+      lower = upper = i_row_block * (Weights::kRows / 2) + i_pair;
+      return;
+    }
+    lower = i_row_block * Weights::kRows + i_pair / kMmaPairs * 16 + i_pair % kMmaPairs;
+    upper = lower + kMmaPairs;
+  }
+};
+
+// What the sums of a pair are added to.
+template <typename Weights>
+__device__ __forceinline__ float2 residual_of(const MatvecOutput& o,
+                                              const FeaturePair<Weights>& pair,
+                                              int i_row) {
+  using T = typename Weights::Activation;
+  float values[2] = {0.0f, 0.0f};
+  if (o.epilogue == MatvecEpilogue::kAddResidual) {
+    const std::int64_t row = i_row * o.residual_row_stride;
+    const int features[2] = {pair.lower, pair.upper};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (features[i] < o.n) {
+        values[i] = o.float_out ? static_cast<const float*>(o.p_residual)[row + features[i]]
+                                : to_float(static_cast<const T*>(o.p_residual)[row + features[i]]);
+      }
+    }
+  }
+  return make_float2(values[0], values[1]);
+}
+
 template <typename T>
-__device__ __forceinline__ void put(const MatvecOutput& o, int i_feature, int i_row, float value) {
+__device__ __forceinline__ void put(
+    const MatvecOutput& o, int i_feature, int i_row, float value, float residual) {
   if (i_feature >= o.n) {
     return;
   }
   const std::int64_t at = i_row * o.out_row_stride + i_feature;
   value = __fmul_rn(value, o.scale);  // no fma with what comes next, in any instance
   if (o.epilogue == MatvecEpilogue::kAddResidual) {
-    const std::int64_t from = i_row * o.residual_row_stride + i_feature;
-    value = __fadd_rn(value, o.float_out ? static_cast<const float*>(o.p_residual)[from]
-                                         : to_float(static_cast<const T*>(o.p_residual)[from]));
+    value = __fadd_rn(value, residual);
   }
   if (o.float_out) {
     static_cast<float*>(o.p_out)[at] = value;
@@ -138,22 +176,30 @@ __device__ __forceinline__ void put(const MatvecOutput& o, int i_feature, int i_
   }
 }
 
-// Hands over the sums of one pair of packed rows: 16 (i_pair / 8) + i_pair % 8, and 8 further on.
+// Hands over the finished sums of a pair.
 template <typename Weights>
-__device__ __forceinline__ void put_pair(
-    const MatvecOutput& o, int i_block, int i_pair, int i_row, float2 sums) {
+__device__ __forceinline__ void put_pair(const MatvecOutput& o,
+                                         const FeaturePair<Weights>& pair,
+                                         int i_row,
+                                         float2 sums,
+                                         float2 residual) {
   using T = typename Weights::Activation;
   const float lower = sums.x * Weights::kFactor;
   const float upper = sums.y * Weights::kFactorUpper;
   if (o.epilogue == MatvecEpilogue::kSwiGlu) {
-    // The lower row of a pair is the gate, the upper one belongs to the same feature of up.
-    put<T>(o, i_block * (Weights::kRows / 2) + i_pair, i_row, silu(lower) * upper);
+    put<T>(o, pair.lower, i_row, silu(lower) * upper, 0.0f);
     return;
   }
-  const int i_feature = i_block * Weights::kRows + i_pair / kMmaPairs * 16 + i_pair % kMmaPairs;
-  put<T>(o, i_feature, i_row, lower);
-  put<T>(o, i_feature + kMmaPairs, i_row, upper);
+  put<T>(o, pair.lower, i_row, lower, residual.x);
+  put<T>(o, pair.upper, i_row, upper, residual.y);
 }
+
+// What the end of a row block asks about a warp's share. Not in registers, which are scarce in the
+// loop.
+struct WarpShare {
+  int num_body_items;  // behind the row block in which it begins, or all, if it begins with one
+  int end;             // one beyond its last item
+};
 
 // Up to eight activation rows.
 template <typename Weights>
@@ -163,7 +209,8 @@ __device__ __forceinline__ void matvec_block(const MatvecTask<typename Weights::
   constexpr int kPairs = Weights::kRows / 2;
   constexpr int kLaneRows = Weights::kLaneRows;
   BYTEBOUND_DYNAMIC_SHARED(float2, shared_parts);  // [warp][head, tail][pair][row]
-  __shared__ int starts[kMatvecWarps + 1];
+  __shared__ WarpShare warp_shares[kMatvecWarps];
+  __shared__ Seams seams;
 
   const int i_lane = threadIdx.x % kWarp;
   const int i_warp = threadIdx.x / kWarp;
@@ -180,11 +227,8 @@ __device__ __forceinline__ void matvec_block(const MatvecTask<typename Weights::
   if (start < end) {
     weights.load_first();
   }
-  int i_group = start % num_groups;
-  if (threadIdx.x <= kMatvecWarps) {
-    starts[threadIdx.x] = start_of(blockIdx.x, threadIdx.x);
-  }
   allow_next_kernel();
+  int i_group = start % num_groups;
   wait_for_previous_kernel();
 
   float sums[Weights::kTiles][2 * kLaneRows] = {};
@@ -198,6 +242,14 @@ __device__ __forceinline__ void matvec_block(const MatvecTask<typename Weights::
     // Until they have come and are operands, the memory has nothing else to do.
     weights.prefetch_second(end - start);
   }
+  if (i_lane == 0) {
+    const int num_head_items = i_group > 0 ? num_groups - i_group : 0;
+    warp_shares[i_warp] = {max(end - start - num_head_items, 0), end};
+  }
+  if (i_warp == kMatvecWarps - 1) {
+    find_seams(seams, num_groups, start_of);
+  }
+  __syncwarp();
 #pragma unroll 1
   for (int num_left = end - start; num_left > 0; --num_left) {
     const typename Weights::X x = activations.take();
@@ -211,10 +263,8 @@ __device__ __forceinline__ void matvec_block(const MatvecTask<typename Weights::
       continue;
     }
     // The end of the row block or of this warp's share.
-    int i_warp_again = i_warp;
-    asm volatile("" : "+r"(i_warp_again));  // worked out again: registers are scarce in the loop
-    const int i_row_block = (start_of(blockIdx.x, i_warp_again + 1) - num_left) / num_groups;
-    const bool is_head = start_of(blockIdx.x, i_warp_again) > i_row_block * num_groups;
+    const WarpShare& share = warp_shares[thread_index() / kWarp];
+    const bool is_head = num_left > share.num_body_items;
     const bool whole = !is_head && i_group == 0;
     float2* p_part = shared_parts + (i_warp * 2 + (is_head ? 0 : 1)) * slot;
     __syncwarp();  // every lane has read the activations in its place
@@ -234,9 +284,12 @@ __device__ __forceinline__ void matvec_block(const MatvecTask<typename Weights::
     }
     if (whole) {
       __syncwarp();
+      const int i_row_block = (share.end - num_left) / num_groups;
 #pragma unroll 1
       for (int e = i_lane; e < slot; e += kWarp) {
-        put_pair<Weights>(task.output, i_row_block, e / num_rows, e % num_rows, p_part[e]);
+        const int i_row = e % num_rows;
+        const FeaturePair<Weights> pair(task.output, i_row_block, e / num_rows);
+        put_pair(task.output, pair, i_row, p_part[e], residual_of(task.output, pair, i_row));
       }
       __syncwarp();
     }
@@ -245,42 +298,40 @@ __device__ __forceinline__ void matvec_block(const MatvecTask<typename Weights::
 
   // The row blocks that warps of this block share. The first one comes last: its beginning may be
   // in another block, and a block that waited before it sent would make a chain of all blocks.
-  const int block_start = starts[0];
-  const int block_end = starts[kMatvecWarps];
-  const int i_head = block_start / num_groups;
-  const int num_pieces = block_start < block_end ? (block_end - 1) / num_groups - i_head + 1 : 0;
 #pragma unroll 1
-  for (int e = num_pieces * slot - 1 - static_cast<int>(threadIdx.x); e >= 0; e -= kMatvecThreads) {
-    const int i_piece = e / slot;
-    const int i = e - i_piece * slot;  // [pair][row]
-    const int first = (i_head + i_piece) * num_groups;
-    const int last = first + num_groups;  // one beyond
-    int w = 0;
-    while (starts[w + 1] <= first) {
-      ++w;
+  for (int e = seams.count * slot - 1 - static_cast<int>(threadIdx.x); e >= 0;
+       e -= kMatvecThreads) {
+    const int i_row = e % num_rows;
+    const int i_pair = e / num_rows % kPairs;
+    const Seam seam = seams.list[e / num_rows / kPairs];
+    const FeaturePair<Weights> pair(task.output, seam.i_row_block, i_pair);
+    const bool sends = seam.num_senders == kSends;
+    const float2 residual = sends ? make_float2(0.0f, 0.0f) : residual_of(task.output, pair, i_row);
+    const int i = i_pair * num_rows + i_row;
+    const float2* p_part = shared_parts + seam.first_warp * 2 * slot + i;
+    float2 sum = p_part[seam.is_tail ? slot : 0];
+    float2 others[kMatvecWarps];
+#pragma unroll
+    for (int w = 1; w < kMatvecWarps; ++w) {
+      others[w] = w < seam.num_warps ? p_part[w * 2 * slot] : make_float2(0.0f, 0.0f);
     }
-    if (starts[w] <= first && starts[w + 1] >= last) {
-      continue;  // one warp did it alone
+#pragma unroll
+    for (int w = 1; w < kMatvecWarps; ++w) {
+      if (w < seam.num_warps) {
+        sum = sum + others[w];
+      }
     }
-    float2 sum = shared_parts[(w * 2 + (starts[w] > first ? 0 : 1)) * slot + i];
-#pragma unroll 1
-    for (++w; w < kMatvecWarps && starts[w] < last; ++w) {
-      sum = sum + shared_parts[w * 2 * slot + i];
-    }
-    if (block_end < last) {
+    if (sends) {
       store_relaxed(task.p_sent + static_cast<std::int64_t>(blockIdx.x) * slot + i, sum);
       continue;
     }
-    if (block_start > first) {
-      int i_sender = blockIdx.x - 1;
-      while (start_of(i_sender, 0) > first) {
-        --i_sender;
-      }
+    if (seam.num_senders > 0) {
+      const int i_sender = static_cast<int>(blockIdx.x) - seam.num_senders;
       sum = receive_sum(task.p_sent + static_cast<std::int64_t>(i_sender) * slot + i, slot,
-                        static_cast<int>(blockIdx.x) - i_sender) +
+                        seam.num_senders) +
             sum;
     }
-    put_pair<Weights>(task.output, i_head + i_piece, i / num_rows, i % num_rows, sum);
+    put_pair(task.output, pair, i_row, sum, residual);
   }
 }
 
@@ -295,6 +346,12 @@ void skip_rows(Params& p, std::int64_t rows) {
   if (p.residual != nullptr) {
     p.residual = static_cast<const char*>(p.residual) + rows * p.residual_row_stride * out_bytes;
   }
+}
+
+// Blocks of a launch: those that have items.
+template <typename Source>
+dim3 matvec_grid(const MatvecTask<Source>& task) {
+  return dim3((task.shares.num_warps + kMatvecWarps - 1) / kMatvecWarps);
 }
 
 template <typename Weights>

@@ -203,7 +203,7 @@ __device__ __forceinline__ void add_product(const Item& item,
 }
 
 // kRows rows of activations for the item at hand, and those of the next one on their way.
-template <typename T, int kRows>
+template <typename T, int kRows, bool kAsymmetric>
 class DigitActivations {
  public:
   static constexpr int kSharedRowBytes = kDigitRowBytes;  // of a warp
@@ -229,7 +229,9 @@ class DigitActivations {
  private:
   // Rows that are asked for ahead of time; where registers are short, others when they are needed.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
-  static constexpr int kAhead = kRows < 6 ? kRows : 4;
+  static constexpr int kAhead = kRows < 5 ? kRows : kAsymmetric ? 2 : kRows == 5 ? 5 : 4;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+  static constexpr int kAhead = kRows == 5 && !kAsymmetric ? 3 : kRows;
 #else
   static constexpr int kAhead = kRows;
 #endif
@@ -256,7 +258,7 @@ template <typename T, bool kAsymmetric, int kNumRows_>
 class W4Weights {
  public:
   using Activation = T;
-  using Activations = DigitActivations<T, kNumRows_>;
+  using Activations = DigitActivations<T, kNumRows_, kAsymmetric>;
   using X = DigitTile<kNumRows_>;
   struct Source {
     const unsigned char* p_items;  // 16-byte aligned

@@ -18,10 +18,13 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks,
 
 namespace bytebound {
 
+constexpr std::size_t kSharedPerSm = 0;
+
 struct LaunchOptions {
   std::size_t shared_bytes = 0;
   int cluster = 1;
   bool overlap_previous = false;
+  std::size_t shared_per_sm = kSharedPerSm;
 };
 
 inline int device_major() {

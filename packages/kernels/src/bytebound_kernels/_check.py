@@ -23,8 +23,6 @@ __all__ = [
     "no_overlap",
     "overlap",
     "packed_view",
-    "prefetch_range",
-    "prefetch_view",
     "row_stride",
     "workspace_view",
 ]
@@ -212,26 +210,3 @@ def workspace_view(op: str, workspace: Any, num_bytes: int) -> TensorView:
             f"{op}: workspace starts at {tensor_view.pointer:#x}; expected a multiple of 16"
         )
     return tensor_view
-
-
-def prefetch_view(op: str, prefetch: Any) -> TensorView | None:
-    """Describe memory that the L2 is asked for: uint8, contiguous, aligned to 16 bytes, or None.
-
-    Raises:
-        UnsupportedLayoutError: it is not contiguous or not aligned.
-    """
-    if prefetch is None:
-        return None
-    tensor_view = packed_view(op, "prefetch", prefetch, "uint8", (None,))
-    if tensor_view.pointer % 16:
-        raise UnsupportedLayoutError(
-            f"{op}: prefetch starts at {tensor_view.pointer:#x}; expected a multiple of 16"
-        )
-    return tensor_view
-
-
-def prefetch_range(prefetch: TensorView | None) -> dict[str, int]:
-    """Return it as launchers take it: whole pieces of 16 bytes, which may be none."""
-    if prefetch is None:
-        return {"prefetch": 0, "prefetch_bytes": 0}
-    return {"prefetch": prefetch.pointer, "prefetch_bytes": prefetch.shape[0] // 16 * 16}

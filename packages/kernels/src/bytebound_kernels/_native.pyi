@@ -59,8 +59,6 @@ def attention_decode(
     cache_dtype: int,
     eps: float,
     scale: float,
-    prefetch: int,
-    prefetch_bytes: int,
     device: int,
     stream: int,
 ) -> None: ...
@@ -262,8 +260,6 @@ def gdn_step(
     eps: float,
     commit: bool,
     state_settled: bool,
-    prefetch: int,
-    prefetch_bytes: int,
     device: int,
     stream: int,
 ) -> None: ...

@@ -71,10 +71,6 @@ class Matrix(Protocol):
     def num_bytes(self) -> int:
         """Device memory that it takes."""
 
-    @property
-    def streamed(self) -> torch.Tensor | None:
-        """What ``matvec`` reads from front to back, uint8 [bytes]; None if it reads otherwise."""
-
     def matvec(
         self,
         x: torch.Tensor,
@@ -111,10 +107,6 @@ class DenseMatrix:
     def num_bytes(self) -> int:
         """Device memory that it takes."""
         return self.weight.nbytes
-
-    @property
-    def streamed(self) -> None:
-        """Nothing: its rows lie apart."""
 
     def matvec(
         self,
@@ -168,10 +160,6 @@ class GatedDenseMatrix:
         """Device memory that it takes."""
         return self.gate.nbytes + self.up.nbytes
 
-    @property
-    def streamed(self) -> None:
-        """Nothing: its rows lie apart."""
-
     def matvec(
         self,
         x: torch.Tensor,
@@ -221,12 +209,6 @@ class PackedMatrix:
     def num_bytes(self) -> int:
         """Device memory that it takes."""
         return int(self.weight.data.nbytes)
-
-    @property
-    def streamed(self) -> torch.Tensor:
-        """See Matrix."""
-        data: torch.Tensor = self.weight.data
-        return data
 
     @property
     def elements(self) -> int:

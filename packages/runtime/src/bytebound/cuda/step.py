@@ -14,7 +14,7 @@ from bytebound_kernels import GdnRows
 
 from bytebound.config import ModelConfig
 from bytebound.cuda.buffers import Buffers, split_qkv
-from bytebound.cuda.matrices import SWIGLU_SCALE, Workspaces
+from bytebound.cuda.matrices import SWIGLU_SCALE, DenseMatrix, Workspaces
 from bytebound.cuda.state import MAX_ROWS, GatedDeltaState, KvCache, LayerState, SequenceState
 from bytebound.cuda.weights import (
     AttentionWeights,
@@ -89,11 +89,12 @@ class Step:
     ) -> None:
         """``x += mixer(norm(x))``, then ``x += mlp(norm(x))``; x float32 [R, D]."""
         y = self.buffers.normed[: x.shape[0]]
-        self.norm(x, weights.input_layernorm, y)
         match weights.mixer, state:
             case AttentionWeights() as mixer, KvCache() as kv:
+                self.norm(x, weights.input_layernorm, y)
                 self._attention(x, y, mixer, kv)
             case GatedDeltaWeights() as mixer, GatedDeltaState() as delta:
+                self._norm_and_gates(x, y, weights.input_layernorm, mixer, delta)
                 self._gated_delta_net(x, y, mixer, delta, num_accepted, pending_rows)
             case mixer, other:
                 raise TypeError(f"{type(mixer).__name__} with {type(other).__name__}")
@@ -128,8 +129,30 @@ class Step:
             k_scale=kv.k_scale,
             v_scale=kv.v_scale,
             eps=self.config.rms_norm_eps,
-            prefetch=weights.o_proj.streamed,
         )
+
+    def _norm_and_gates(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        norm: torch.Tensor,
+        weights: GatedDeltaWeights,
+        state: GatedDeltaState,
+    ) -> None:
+        gates = state.gates[: x.shape[0]]
+        if isinstance(weights.gates, DenseMatrix):
+            # One launch less between the projection and the state.
+            bk.rms_norm_project(
+                x,
+                norm,
+                weights.gates.weight,
+                eps=self.config.rms_norm_eps,
+                out=y,
+                projected=gates,
+            )
+            return
+        self.norm(x, norm, y)
+        weights.gates.matvec(y, gates, self.workspaces)
 
     def _gated_delta_net(
         self,
@@ -144,7 +167,6 @@ class Step:
         projected, gates = state.projected[:rows], state.gates[:rows]
         out = self.buffers.mixed[:rows]
         weights.in_proj.matvec(y, projected, self.workspaces)
-        weights.gates.matvec(y, gates, self.workspaces)
         current, z = delta_rows(projected, gates, self.config)
         bk.gdn_step(
             current,
@@ -158,7 +180,6 @@ class Step:
             out=out,
             # An ordinary launch, the last of each pass, lies between this one and what wrote it.
             state_settled=True,
-            prefetch=weights.out_proj.streamed,
         )
         weights.out_proj.matvec(out, x, self.workspaces, residual=x)
 

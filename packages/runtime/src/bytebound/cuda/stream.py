@@ -11,8 +11,7 @@ place in ``Activations`` for the whole pass:
     ...
     [ o_proj, ..., norm, lm_head ] -> logits
 
-The arithmetic is that of ``step.py``, bit for bit, but for the gates: theirs is that of
-``rms_norm_project``, which adds the same products in another order.
+The arithmetic is that of ``step.py``, bit for bit.
 """
 
 from collections.abc import Iterator

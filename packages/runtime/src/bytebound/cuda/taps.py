@@ -36,11 +36,6 @@ class TappedMatrix:
         """Device memory that it takes."""
         return self.matrix.num_bytes
 
-    @property
-    def streamed(self) -> torch.Tensor | None:
-        """See Matrix."""
-        return self.matrix.streamed
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self.matrix, name)
 

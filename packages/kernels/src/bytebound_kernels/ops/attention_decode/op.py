@@ -10,8 +10,6 @@ from bytebound_kernels._check import (
     common_device,
     no_overlap,
     packed_view,
-    prefetch_range,
-    prefetch_view,
     row_stride,
     workspace_view,
 )
@@ -94,7 +92,6 @@ def attention_decode(
     v_scale: Any = None,
     eps: float = 1e-6,
     scale: float = _DH**-0.5,
-    prefetch: Any = None,
     stream: Any = None,
 ) -> TensorT:
     """Append up to 8 consecutive rows to a cache and attend to it, with a gate, on the GPU.
@@ -133,10 +130,6 @@ def attention_decode(
         v_scale: likewise of each value.
         eps: of the two norms, 0 or more.
         scale: of the scores.
-        prefetch: what the kernel after this one reads, its weights, say: contiguous uint8 [bytes],
-            aligned to 16 bytes. The L2 is asked for it while these kernels compute (from sm_90 on),
-            unless they read more than that themselves. It should fit there. A hint, which changes
-            no result.
         stream: a stream handle as an integer, or a PyTorch or CuPy stream. None: the stream that is
             current in the framework of q_gate.
 
@@ -223,10 +216,9 @@ def attention_decode(
         )
     written = [out_view, k_cache_view, v_cache_view, *scales, workspace_part]
     _apart(written, read)
-    ahead = prefetch_view(_OP, prefetch)
 
     require_cuda(_OP)
-    device = common_device(_OP, *read, *written, *([] if ahead is None else [ahead]))
+    device = common_device(_OP, *read, *written)
     require_cuda(_OP, device)
 
     k_scale_view, v_scale_view = scales if scales else (None, None)
@@ -260,7 +252,6 @@ def attention_decode(
         cache_dtype=DTYPE_CODES[k_cache_view.dtype],
         eps=eps,
         scale=scale,
-        **prefetch_range(ahead),
         device=device,
         stream=stream_handle(_OP, stream, q_gate, device),
     )

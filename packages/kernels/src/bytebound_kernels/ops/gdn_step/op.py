@@ -9,8 +9,6 @@ from bytebound_kernels._check import (
     common_device,
     no_overlap,
     packed_view,
-    prefetch_range,
-    prefetch_view,
     row_stride,
 )
 from bytebound_kernels._device import require_cuda
@@ -101,7 +99,6 @@ def gdn_step(
     eps: float = 1e-6,
     out: Any = None,
     state_settled: bool = False,
-    prefetch: Any = None,
     stream: Any = None,
 ) -> Any:
     """Take up to 8 rows through a Gated DeltaNet layer, from its projections to its gated norm.
@@ -138,9 +135,6 @@ def gdn_step(
         state_settled: promises that state and window had been written to their end before this
             kernel can start, so that it may read them while the previous kernel still runs; see
             csrc/gdn_step.h. It holds where an ordinary launch, without overlap, lies in between.
-        prefetch: what the kernel after this one reads, its weights, say: contiguous uint8 [bytes],
-            aligned to 16 bytes. The L2 is asked for it while this kernel computes (from sm_90 on).
-            It should fit there. A hint, which changes no result.
         stream: a stream handle as an integer, or a PyTorch or CuPy stream. None: the stream that is
             current in the framework of qkv.
 
@@ -215,10 +209,8 @@ def gdn_step(
             is_beside = num_rows > 1 and len(read.shape) == 2 and read.strides[0] == stride
             no_overlap(_OP, out_view, read, common_row_stride=stride if is_beside else 0)
 
-    ahead = prefetch_view(_OP, prefetch)
-
     require_cuda(_OP)
-    tensors = [*inputs, recurrent, window] + [one for one in (out_view, ahead) if one is not None]
+    tensors = [*inputs, recurrent, window] + ([] if out_view is None else [out_view])
     device = common_device(_OP, *tensors)
     require_cuda(_OP, device)
     if out is None or out_view is None:
@@ -249,7 +241,6 @@ def gdn_step(
         eps=eps,
         commit=commit,
         state_settled=state_settled,
-        **prefetch_range(ahead),
         device=device,
         stream=stream_handle(_OP, stream, rows.qkv, device),
     )
