@@ -62,9 +62,7 @@ def parts(weights: ModelWeights) -> dict[str, Any]:
         mixer = layer.mixer
         named = {"gate_up": layer.mlp.gate_up, "down_proj": layer.mlp.down_proj}
         if isinstance(mixer, GatedDeltaWeights):
-            named |= {
-                "in_proj": mixer.in_proj, "gates": mixer.gates, "out_proj": mixer.out_proj,
-            }  # fmt: skip
+            named |= {"in_proj": mixer.in_proj, "out_proj": mixer.out_proj}
         else:
             named |= {"qkv": mixer.qkv, "o_proj": mixer.o_proj}
         for name, matrix in named.items():
@@ -76,7 +74,9 @@ def parts(weights: ModelWeights) -> dict[str, Any]:
     }
     everything = set().union(*groups.values())
     found["all_products"] = lambda: without_matrices(lambda matrix: id(matrix) in everything)
-    for op in ("rms_norm", "gdn_step", "attention_decode", "embedding_gather"):
+    for op in (
+        "rms_norm", "rms_norm_project", "gdn_step", "attention_decode", "embedding_gather",
+    ):  # fmt: skip
         found[op] = lambda op=op: patch.object(bk, op, nothing)
     found["keep_rows"] = lambda: patch.object(SequenceState, "keep_rows", nothing)
     found["choose"] = lambda: patch.object(DeviceSampler, "choose", nothing)

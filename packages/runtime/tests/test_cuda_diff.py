@@ -125,14 +125,14 @@ Change = Callable[[torch.Tensor], None]
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, owner: Any, op: str, use: int, change: Change) -> None:
-    """Let ``change`` alter the output of one use of an op, as a wrong kernel would."""
+    """Let ``change`` alter the (last) output of one use of an op, as a wrong kernel would."""
     real = getattr(owner, op)
     uses = iter(range(1_000_000))
 
     def wrong(*args: Any, **options: Any) -> Any:
         out = real(*args, **options)
         if next(uses) == use:
-            change(out)
+            change(out[-1] if isinstance(out, tuple) else out)
         return out
 
     monkeypatch.setattr(owner, op, wrong)
@@ -144,11 +144,13 @@ def one_row(out: torch.Tensor) -> None:
 
 
 # The prompt is one chunk of 32 and one of 8 rows; then come steps of 2 rows. Norms: two a layer and
-# the last one. Layers 0 and 2 are Gated DeltaNet, layer 1 is attention.
+# the last one, but in steps a Gated DeltaNet layer's first one is an op with the gates. Layers 0 and
+# 2 are Gated DeltaNet, layer 1 is attention.
 FAULTS: dict[str, tuple[Any, str, int, str, str]] = {
     "norm of a prompt": (bk, "rms_norm", 3, "layer 1 post_attention_layernorm", "prompt at 0"),
-    "norm of a step": (bk, "rms_norm", 14 + 2, "layer 1 input_layernorm", "step at 40"),
-    "last norm": (bk, "rms_norm", 14 + 6, "norm", "step at 40"),
+    "norm of a step": (bk, "rms_norm", 14 + 1, "layer 1 input_layernorm", "step at 40"),
+    "last norm": (bk, "rms_norm", 14 + 4, "norm", "step at 40"),
+    "gates of a step": (bk, "rms_norm_project", 1, "layer 2 in_proj_a", "step at 40"),
     "attention of a prompt": (many, "attention_prefill", 1, "layer 1 attention", "prompt at 32"),
     "attention of a step": (bk, "attention_decode", 1, "layer 1 attention", "step at 41"),
     "gdn of a prompt": (many, "gdn_prefill", 1, "layer 2 gated_delta_net", "prompt at 0"),
@@ -194,13 +196,17 @@ def test_a_wrong_product_is_the_one_that_is_named(
     record: Any = executor.weights.layers[layer]
     owner = record.mlp if hasattr(record.mlp, matrix) else record.mixer
     real = getattr(owner, matrix)
+    if (matrix, method) == ("gates", "matvec"):
+        method = "norm_matvec"  # as a step multiplies them
 
     class Wrong:
         n, num_bytes = real.n, real.num_bytes
         matvec, matmul = staticmethod(real.matvec), staticmethod(real.matmul)
+        norm_matvec = staticmethod(real.norm_matvec)
 
-    def wrong(x: torch.Tensor, out: torch.Tensor, *rest: Any, **options: Any) -> None:
-        getattr(real, method)(x, out, *rest, **options)
+    def wrong(*args: Any, **options: Any) -> None:
+        getattr(real, method)(*args, **options)
+        out = args[3] if method == "norm_matvec" else args[1]
         out[0, column] += 3 * float(out[0].abs().max())
 
     monkeypatch.setattr(Wrong, method, staticmethod(wrong))

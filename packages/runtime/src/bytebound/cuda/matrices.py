@@ -81,6 +81,18 @@ class Matrix(Protocol):
     ) -> None:
         """``x`` [R, K] with R from 1 to 16; ``out`` [R, N] like x or float32."""
 
+    def norm_matvec(
+        self,
+        x: torch.Tensor,
+        norm: torch.Tensor,
+        y: torch.Tensor,
+        out: torch.Tensor,
+        workspaces: Workspaces,
+        *,
+        eps: float,
+    ) -> None:
+        """``y`` is RMSNorm of ``x`` float32 [R, K] with ``norm``, ``out`` the product of y."""
+
     def matmul(
         self,
         x: torch.Tensor,
@@ -90,6 +102,26 @@ class Matrix(Protocol):
         scale: float = 1.0,
     ) -> None:
         """``x`` [T, K]; ``out`` [T, N] like x, or float32 with a residual."""
+
+
+class NormFirst:
+    """``Matrix.norm_matvec`` as two ops."""
+
+    __slots__ = ()
+
+    def norm_matvec(
+        self: Matrix,
+        x: torch.Tensor,
+        norm: torch.Tensor,
+        y: torch.Tensor,
+        out: torch.Tensor,
+        workspaces: Workspaces,
+        *,
+        eps: float,
+    ) -> None:
+        """See Matrix."""
+        bk.rms_norm(x, norm, eps=eps, out=y)
+        self.matvec(y, out, workspaces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +158,19 @@ class DenseMatrix:
             scale=scale,
         )
 
+    def norm_matvec(
+        self,
+        x: torch.Tensor,
+        norm: torch.Tensor,
+        y: torch.Tensor,
+        out: torch.Tensor,
+        workspaces: Workspaces,
+        *,
+        eps: float,
+    ) -> None:
+        """See Matrix: one launch, in whose order each row is added, too."""
+        bk.rms_norm_project(x, norm, self.weight, out=y, projected=out, eps=eps)
+
     def matmul(
         self,
         x: torch.Tensor,
@@ -144,7 +189,7 @@ class DenseMatrix:
 
 
 @dataclass(frozen=True, slots=True)
-class GatedDenseMatrix:
+class GatedDenseMatrix(NormFirst):
     """Gate and up of an MLP in 16 bits."""
 
     gate: torch.Tensor  # [N, K]
@@ -195,7 +240,7 @@ class GatedDenseMatrix:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedMatrix:
+class PackedMatrix(NormFirst):
     """A matrix, or an interleaved gate and up, in 4 bits."""
 
     weight: bk.PackedW4

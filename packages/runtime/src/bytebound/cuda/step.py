@@ -14,7 +14,7 @@ from bytebound_kernels import GdnRows
 
 from bytebound.config import ModelConfig
 from bytebound.cuda.buffers import Buffers, split_qkv
-from bytebound.cuda.matrices import SWIGLU_SCALE, DenseMatrix, Workspaces
+from bytebound.cuda.matrices import SWIGLU_SCALE, Workspaces
 from bytebound.cuda.state import MAX_ROWS, GatedDeltaState, KvCache, LayerState, SequenceState
 from bytebound.cuda.weights import (
     AttentionWeights,
@@ -94,7 +94,15 @@ class Step:
                 self.norm(x, weights.input_layernorm, y)
                 self._attention(x, y, mixer, kv)
             case GatedDeltaWeights() as mixer, GatedDeltaState() as delta:
-                self._norm_and_gates(x, y, weights.input_layernorm, mixer, delta)
+                gates = delta.gates[: x.shape[0]]
+                mixer.gates.norm_matvec(
+                    x,
+                    weights.input_layernorm,
+                    y,
+                    gates,
+                    self.workspaces,
+                    eps=self.config.rms_norm_eps,
+                )
                 self._gated_delta_net(x, y, mixer, delta, num_accepted, pending_rows)
             case mixer, other:
                 raise TypeError(f"{type(mixer).__name__} with {type(other).__name__}")
@@ -130,29 +138,6 @@ class Step:
             v_scale=kv.v_scale,
             eps=self.config.rms_norm_eps,
         )
-
-    def _norm_and_gates(
-        self,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        norm: torch.Tensor,
-        weights: GatedDeltaWeights,
-        state: GatedDeltaState,
-    ) -> None:
-        gates = state.gates[: x.shape[0]]
-        if isinstance(weights.gates, DenseMatrix):
-            # One launch less between the projection and the state.
-            bk.rms_norm_project(
-                x,
-                norm,
-                weights.gates.weight,
-                eps=self.config.rms_norm_eps,
-                out=y,
-                projected=gates,
-            )
-            return
-        self.norm(x, norm, y)
-        weights.gates.matvec(y, gates, self.workspaces)
 
     def _gated_delta_net(
         self,

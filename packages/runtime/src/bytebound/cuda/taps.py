@@ -52,6 +52,20 @@ class TappedMatrix:
         self.matrix.matvec(x, out, workspaces, residual, scale)
         self._show(x, before, out, scale)
 
+    def norm_matvec(
+        self,
+        x: torch.Tensor,
+        norm: torch.Tensor,
+        y: torch.Tensor,
+        out: torch.Tensor,
+        workspaces: Workspaces,
+        *,
+        eps: float,
+    ) -> None:
+        """See Matrix."""
+        self.matrix.norm_matvec(x, norm, y, out, workspaces, eps=eps)
+        self._show(y, None, out, 1.0)
+
     def matmul(
         self,
         x: torch.Tensor,
