@@ -144,8 +144,8 @@ def one_row(out: torch.Tensor) -> None:
 
 
 # The prompt is one chunk of 32 and one of 8 rows; then come steps of 2 rows. Norms: two a layer and
-# the last one, but a step makes a Gated DeltaNet layer's first one with the gates, in one op. Layers
-# 0 and 2 are Gated DeltaNet, layer 1 is attention.
+# the last one, but a step makes a Gated DeltaNet layer's first one with the gates, in one op.
+# Layers 0 and 2 are Gated DeltaNet, layer 1 is attention.
 FAULTS: dict[str, tuple[Any, str, int, str, str]] = {
     "norm of a prompt": (bk, "rms_norm", 3, "layer 1 post_attention_layernorm", "prompt at 0"),
     "norm of a step": (bk, "rms_norm", 14 + 1, "layer 1 input_layernorm", "step at 40"),
