@@ -376,8 +376,7 @@ Status launch_leaves(AttentionArgs args, void* stream) {
   blocks_per_sm = blocks_per_sm < kBlocksPerSm ? blocks_per_sm : kBlocksPerSm;
   if (blocks_per_sm > 1) {
     // Both at once, at the price of a multiprocessor that first has to be empty.
-    constexpr int kReservedBytes = 1 << 10;  // of each block, by the system
-    options.shared_per_sm = blocks_per_sm * (options.shared_bytes + static_bytes + kReservedBytes);
+    options.shared_per_sm = shared_of_blocks(blocks_per_sm, options.shared_bytes + static_bytes);
   }
   const int num_groups = args.num_kv_heads * args.num_parts;
   const int wanted = num_sms * blocks_per_sm / num_groups;

@@ -24,7 +24,7 @@ struct DenseMatvecParams {
   std::int64_t rows;  // R, up to 16
   std::int64_t n;     // output features
   std::int64_t k;     // a multiple of 64
-  int num_blocks;     // blocks of the grid; part of the order of summation
+  int num_blocks;     // among which items are shared; part of the order of summation
   DType x_dtype;      // kFloat16 or kBFloat16
   bool float_out;
   MatvecEpilogue epilogue;

@@ -562,6 +562,7 @@ Status run(const W4MatmulParams& p, void* stream) {
   LaunchOptions options;
   options.overlap_previous = true;
   options.shared_bytes = S::kSharedBytes;
+  options.shared_per_sm = shared_of_blocks(S::kBlocksPerSm, S::kSharedBytes);
   const dim3 grid(static_cast<unsigned>(units < most ? units : most));
   return launch_with(options, w4_matmul_kernel<S, T>, grid, dim3(S::kThreads), stream, task);
 }

@@ -21,6 +21,12 @@ __global__ void __launch_bounds__(kMatvecThreads, 2)
   matvec_block<W4Weights<T, kAsymmetric, kNumRows>>(task);
 }
 
+// Dynamic and static; what two blocks take is what a step's kernels divide a multiprocessor for.
+static_assert(
+    shared_of_blocks(2,
+                     matvec_shared_bytes<W4Weights<__half, false, kMatvecRows>>(kMatvecRows) +
+                         kMatvecWarps * sizeof(WarpShare) + sizeof(Seams)) <= kSharedPerSm);
+
 template <typename T, bool kAsymmetric, int kNumRows>
 Status run_rows(const W4MatvecParams& p, void* stream) {
   using Weights = W4Weights<T, kAsymmetric, kNumRows>;

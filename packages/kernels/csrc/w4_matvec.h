@@ -21,7 +21,7 @@ struct W4MatvecParams {
   std::int64_t rows;  // R, 1 to 16
   std::int64_t n;     // output features: of gate and up each one half, for kSwiGlu
   std::int64_t k;     // a multiple of 128
-  int num_blocks;     // blocks of the grid; part of the order of summation
+  int num_blocks;     // among which items are shared; part of the order of summation
   DType x_dtype;      // kFloat16 or kBFloat16
   DType scale_dtype;  // kFloat16 or kBFloat16
   bool asymmetric;

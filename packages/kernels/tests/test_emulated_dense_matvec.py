@@ -1,6 +1,7 @@
 """The product with a 16-bit matrix on the emulated card."""
 
 import pytest
+from bytebound_kernels import _device
 
 torch = pytest.importorskip("torch")
 
@@ -35,3 +36,23 @@ def test_a_row_and_the_number_of_blocks(run, dtype) -> None:
     for num_blocks in (1, 2, 7, 8):
         out = run(x, weight, "float32", num_blocks=num_blocks)
         assert torch.equal(out.double(), expected), f"{num_blocks} blocks"
+
+
+@pytest.mark.parametrize("num_blocks", [34, 35, 36, 67, 68, 80])
+def test_a_row_block_of_more_blocks_than_a_warp_has_lanes(
+    emulated,
+    monkeypatch,
+    num_blocks,  # noqa: F811
+) -> None:
+    """Alone, and as the second of two: the block at its end adds up what all others send."""
+    monkeypatch.setenv("BYTEBOUND_EMULATION_SMS", "40")
+    answer = _device._judge(emulated.probe(), emulated.compiled_archs)
+    monkeypatch.setattr(_device, "_availability", lambda: answer)
+    scratch = torch.full((gpu.matvec_workspace_bytes(0),), 255, dtype=torch.uint8)
+    for n, groups in ((16, 8 * num_blocks), (16, 8 * num_blocks + 3), (20, 8 * num_blocks - 5)):
+        x = gpu.integers((2, 64 * groups), "float16")
+        weight = gpu.integers((n, 64 * groups), "float16", seed=1)
+        out = torch.full((2, n), float("nan"))
+        gpu.dense_matvec(x, weight, out=out, workspace=scratch, num_blocks=num_blocks)
+        assert torch.equal(out.double(), gpu.dense_matvec_reference(x, weight)), (n, groups)
+        assert (scratch == 255).all(), (n, groups)

@@ -7,13 +7,19 @@
 
 namespace bytebound {
 
+// Shared memory of so many blocks on a multiprocessor, of which the system takes a part itself.
+constexpr std::size_t shared_of_blocks(std::size_t blocks, std::size_t block_bytes) {
+  constexpr std::size_t kReservedBytes = 1 << 10;
+  return blocks * (block_bytes + kReservedBytes);
+}
+
 // Shared memory of a multiprocessor while a step's kernels run: what two blocks of the largest
-// product of a few rows take (matvec.cuh). The rest of its memory is L1.
+// product of a few rows take (w4_matvec.cu). The rest of its memory is L1.
 //
 // Blocks of kernels that ask for different divisions are never on a multiprocessor together: the
-// ones that come wait until the others have ended. So all ask for the same, and those of a kernel
-// that waits for the one before it are there in time.
-constexpr std::size_t kSharedPerSm = 68 << 10;
+// ones that come wait until the others have ended. So all that are a step's ask for the same, and
+// those of a kernel that waits for the one before it are there in time.
+constexpr std::size_t kSharedPerSm = shared_of_blocks(2, 33 << 10);
 
 // What a launch needs beyond grid and block.
 struct LaunchOptions {
@@ -24,7 +30,8 @@ struct LaunchOptions {
   // Ignored before sm_90.
   bool overlap_previous = false;
   // Shared memory that a multiprocessor is to have, if the kernel is one that overlaps others: the
-  // next size above it that there is.
+  // next size above it that there is. More for a kernel of which several large blocks are to be
+  // there at once. A recording keeps it.
   std::size_t shared_per_sm = kSharedPerSm;
 };
 
@@ -39,18 +46,18 @@ inline int device_major() {
 }
 
 // shared_per_sm as launches take it: percent of the most that a multiprocessor of the current
-// device can have; 0 where it cannot be asked.
-inline unsigned shared_percent(std::size_t shared_per_sm) {
+// device can have; what the driver likes where it cannot be asked.
+inline int shared_percent(std::size_t shared_per_sm) {
   int device = 0;
   int most = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device) !=
           cudaSuccess ||
       most <= 0) {
-    return 0;
+    return cudaSharedmemCarveoutDefault;
   }
   const std::size_t percent = (100 * shared_per_sm + most - 1) / most;
-  return static_cast<unsigned>(percent < 100 ? percent : 100);
+  return percent < 100 ? static_cast<int>(percent) : 100;
 }
 
 template <typename... Params, typename... Args>
@@ -79,7 +86,8 @@ Status launch_with(const LaunchOptions& options,
     attributes[num_attributes].val.programmaticStreamSerializationAllowed = 1;
     ++num_attributes;
     attributes[num_attributes].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-    attributes[num_attributes].val.sharedMemCarveout = shared_percent(options.shared_per_sm);
+    attributes[num_attributes].val.sharedMemCarveout =
+        static_cast<unsigned>(shared_percent(options.shared_per_sm));
     ++num_attributes;
   }
   config.attrs = attributes;

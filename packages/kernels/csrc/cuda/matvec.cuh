@@ -355,7 +355,7 @@ dim3 matvec_grid(const MatvecTask<Source>& task) {
 }
 
 template <typename Weights>
-std::size_t matvec_shared_bytes(std::int64_t rows) {
+constexpr std::size_t matvec_shared_bytes(std::int64_t rows) {
   return sizeof(float2) * kMatvecWarps * 2 * (Weights::kRows / 2) * static_cast<std::size_t>(rows);
 }
 

@@ -1,7 +1,6 @@
 // Row blocks of a product that several warps work on, or several blocks: who has a part of each.
 //
-//   item        0         1         2         3
-//   row block   |---------|---------|---------|
+//   row block   |--- 0 ---|--- 1 ---|--- 2 ---|
 //   warp        |- 0 -|- 1 -|- 2 -|- 3 -|- 4 -|     seams: row block 0 of warps 0 and 1,
 //                                                   1 of warps 1 to 3, 2 of warps 3 and 4
 //

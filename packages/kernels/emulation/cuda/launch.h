@@ -18,7 +18,11 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks,
 
 namespace bytebound {
 
-constexpr std::size_t kSharedPerSm = 0;
+// As in csrc/cuda/launch.h; a block's shared memory is its own here.
+constexpr std::size_t shared_of_blocks(std::size_t blocks, std::size_t block_bytes) {
+  return blocks * (block_bytes + (1 << 10));
+}
+constexpr std::size_t kSharedPerSm = shared_of_blocks(2, 33 << 10);
 
 struct LaunchOptions {
   std::size_t shared_bytes = 0;

@@ -66,8 +66,8 @@ def dense_matvec(
         scale: the product is multiplied by it in float32, before residual is added and before the
             result is rounded; finite, above 0. A power of two is exact: it keeps a wide float16
             result (SwiGLU's) in range, and the next product takes it off again.
-        num_blocks: blocks of the grid; None: as many as the card runs at once. The order of
-            summation depends on it.
+        num_blocks: blocks among which the matrix is shared out; None: as many as the card runs at
+            once. The order of summation depends on it; a block without a share is not launched.
         stream: a stream handle as an integer, or a PyTorch or CuPy stream. None: the stream that is
             current in the framework of x.
 
