@@ -42,7 +42,7 @@ def test_a_row_and_the_number_of_blocks(run, dtype) -> None:
 def test_a_row_block_of_more_blocks_than_a_warp_has_lanes(
     emulated,
     monkeypatch,
-    num_blocks,  # noqa: F811
+    num_blocks,
 ) -> None:
     """Alone, and as the second of two: the block at its end adds up what all others send."""
     monkeypatch.setenv("BYTEBOUND_EMULATION_SMS", "40")
