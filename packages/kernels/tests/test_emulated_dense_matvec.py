@@ -39,11 +39,7 @@ def test_a_row_and_the_number_of_blocks(run, dtype) -> None:
 
 
 @pytest.mark.parametrize("num_blocks", [34, 35, 36, 67, 68, 80])
-def test_a_row_block_of_more_blocks_than_a_warp_has_lanes(
-    emulated,
-    monkeypatch,
-    num_blocks,
-) -> None:
+def test_more_blocks_than_lanes_share_rows(emulated, monkeypatch, num_blocks) -> None:  # noqa: F811
     """Alone, and as the second of two: the block at its end adds up what all others send."""
     monkeypatch.setenv("BYTEBOUND_EMULATION_SMS", "40")
     answer = _device._judge(emulated.probe(), emulated.compiled_archs)
