@@ -130,8 +130,12 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
       case StreamKind::kGatedDelta: {
         const Team team = place.team();
         for_heads(op.delta, team, [&](int i_head) {
-          stream_delta_head(op.delta, op.kind == StreamKind::kReplay, i_head, program.num_rows,
-                            team, static_cast<float*>(place.parts()));
+          if (op.kind == StreamKind::kReplay) {
+            stream_replay_head(op.delta, i_head, team);
+          } else {
+            stream_delta_head(op.delta, i_head, program.num_rows, team,
+                              static_cast<float*>(place.parts()));
+          }
         });
         break;
       }
@@ -157,7 +161,7 @@ int round_up(int value, int unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-// max_d: of the norms; 0 without. delta_rows: of a delta op or a replay; 0 without.
+// max_d: of the norms; 0 without. delta_rows: of a delta op; 0 without.
 SharedPlan plan_shared(int num_slots, int rows, int max_d, int delta_rows, bool asymmetric) {
   SharedPlan plan;
   plan.normed = num_slots * kStreamWarps * slot_bytes(asymmetric);
@@ -241,11 +245,14 @@ NormTask task_of(const StreamNorm& p) {
 
 DeltaTask task_of(const StreamGatedDelta& p) {
   return {rows_of(p.current),
-          rows_of(p.pending),
+          static_cast<const __half*>(p.pending_qkv),
+          p.pending_updates,
           static_cast<const __half*>(p.z),
           static_cast<__half*>(p.out),
+          p.updates,
           p.z_row_stride,
           p.out_row_stride,
+          p.updates_row_stride,
           p.num_accepted,
           static_cast<const __half*>(p.conv_weight),
           p.a_log,
@@ -253,7 +260,8 @@ DeltaTask task_of(const StreamGatedDelta& p) {
           p.norm_weight,
           static_cast<const __half*>(p.conv_window),
           p.state,
-          static_cast<int>(p.pending.rows),
+          static_cast<int>(gdn_updates_width(p.h, p.hv)),
+          static_cast<int>(p.pending_rows),
           static_cast<int>(p.h),
           static_cast<int>(p.hv),
           static_cast<int>(p.hv / p.h),
@@ -292,12 +300,10 @@ void add_early(StreamTask& task, const StreamOp& op, int rows) {
       add_early(task, d.conv_weight, channels * kTaps * half);
       add_early(task, d.conv_window, channels * kWindow * half);
       // As many rows wait as this pass has, most likely.
-      const std::int64_t pending = std::min<std::int64_t>(rows, d.pending.rows);
-      if (pending > 0) {
-        const std::int64_t before = pending - 1;
-        add_early(task, d.pending.qkv, (before * d.pending.qkv_row_stride + channels) * half);
-        add_early(task, d.pending.a, (before * d.pending.a_row_stride + d.hv) * half);
-      }
+      const std::int64_t pending = std::min<std::int64_t>(rows, d.pending_rows);
+      const std::int64_t width = gdn_updates_width(d.h, d.hv);
+      add_early(task, d.pending_qkv, pending * channels * half);
+      add_early(task, d.pending_updates, pending * width * std::int64_t{sizeof(float)});
       add_early(task, d.a_log, d.hv * std::int64_t{sizeof(float)});
       add_early(task, d.dt_bias, d.hv * std::int64_t{sizeof(float)});
       add_early(task, d.norm_weight, kGdnHeadDim * std::int64_t{sizeof(float)});
@@ -357,7 +363,7 @@ Status run(const WeightStreamParams& params, int num_sms, void* stream) {
       case StreamKind::kReplay:
       case StreamKind::kGatedDelta:
         task.delta = task_of(op.delta);
-        delta_rows = std::max({delta_rows, task.delta.pending_rows, params.rows});
+        delta_rows = params.rows;
         break;
     }
   }
@@ -390,7 +396,7 @@ bool is_sound(const StreamOp& op, int rows) {
     case StreamKind::kReplay:
     case StreamKind::kGatedDelta:
       return op.delta.h >= 1 && op.delta.hv % op.delta.h == 0 && op.delta.current.rows == rows &&
-             op.delta.pending.rows >= 0 && op.delta.pending.rows <= kGdnMaxRows;
+             op.delta.pending_rows >= 0 && op.delta.pending_rows <= kGdnMaxRows;
   }
   return false;
 }

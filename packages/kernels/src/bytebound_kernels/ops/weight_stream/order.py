@@ -29,8 +29,8 @@ def check_order(ops: Sequence[CheckedOp]) -> None:
     _check_schemes(ops)
     _check_normed_rows(ops)
     for index, op in enumerate(ops):
-        if op.result is not None:
-            _check_readers(ops, index, op.result)
+        for result in op.results:
+            _check_readers(ops, index, result)
     _check_states(ops)
 
 
@@ -81,8 +81,9 @@ def _refuse(result: TensorView, other: TensorView, expected: str) -> None:
 
 def _check_readers(ops: Sequence[CheckedOp], writer: int, result: TensorView) -> None:
     for index, op in enumerate(ops):
-        if op.result is not None and index < writer:
-            _refuse(result, op.result, "a place of its own for each result")
+        for other in op.results:
+            if index <= writer and other is not result:
+                _refuse(result, other, "a place of its own for each result")
         for tensor in op.constants:
             _refuse(result, tensor, "separate tensors")
         if op.state is not None:
