@@ -73,7 +73,7 @@ def gdn_replay_reference(pending: "GdnPending", count: int, state: "GdnState") -
     recurrent = state.recurrent
     hv = recurrent.shape[0]
     h = (pending.qkv.shape[1] // _HEAD_DIM - hv) // 2
-    sizes = (h * _HEAD_DIM, hv * _HEAD_DIM, hv)
+    sizes = [h * _HEAD_DIM, hv * _HEAD_DIM, hv]
     for update in pending.updates[:count].to(recurrent.dtype):
         own_k, delta, decay = torch.split(update[: sum(sizes)], sizes)
         k = own_k.view(h, -1).repeat_interleave(hv // h, dim=0)
