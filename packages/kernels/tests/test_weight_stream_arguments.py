@@ -117,6 +117,8 @@ REFUSED: list[tuple[str, dict[str, Any], type[KernelError], str]] = [
     ("gates", {"pointer": POINTERS["projected"]}, LAYOUT, r"ops\[3\].out overlaps ops\[2\].out"),
     ("mixed", {"pointer": POINTERS["conv_window"]}, LAYOUT, "overlaps .*conv_window"),
     ("mixed", {"pointer": POINTERS["recurrent"]}, LAYOUT, "overlaps .*state.recurrent"),
+    ("updates", {"pointer": POINTERS["mixed"]}, LAYOUT, r"ops\[4\].out overlaps ops\[4\].updates"),
+    ("updates", {"pointer": POINTERS["pending_updates"]}, LAYOUT, "overlaps .*pending.updates"),
     ("middle", {"pointer": POINTERS["x"]}, LAYOUT, r"ops\[5\].out overlaps ops\[1\].x .* later"),
     ("behind", {"pointer": POINTERS["middle"]}, LAYOUT, r"ops\[8\].out overlaps ops\[5\].out"),
     ("behind", {"pointer": POINTERS["inner"]}, LAYOUT, r"ops\[8\].out overlaps ops\[7\].out"),
