@@ -66,7 +66,6 @@ constexpr int leaves_shared_bytes(int num_stages) {
 template <typename Cache, int kQueries>
 __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
     attention_decode_leaves_kernel(__grid_constant__ const AttentionArgs args) {
-  constexpr int kItemBytes = Cache::kRowBytes / kHeadDim;
   constexpr int kTile = Cache::kTile;
   constexpr int kStageBytes = TileStage<Cache>::kBytes;
   BYTEBOUND_DYNAMIC_SHARED(__align__(128) unsigned char, s_memory);
@@ -83,10 +82,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
   const int num_queries = group * args.rows;
   const int i_block = blockIdx.x / num_groups;  // of those of its group
   const int num_blocks = gridDim.x / num_groups;
-  const HeadCache head = {args.p_k_cache + i_kv * args.cache_head_stride * kItemBytes,
-                          args.p_v_cache + i_kv * args.cache_head_stride * kItemBytes,
-                          args.p_k_scale + i_kv * args.scale_head_stride,
-                          args.p_v_scale + i_kv * args.scale_head_stride};
+  const HeadCache head = head_of<Cache>(args, i_kv);
   const uint32_t stages = shared_address(s_memory);
 
   if (threadIdx.x < kMaxRows * kMarkWords) {
@@ -199,8 +195,9 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
     }
   }
 
-  attend<Cache, kQueries>(args, head, s_memory, s_queries, s_marks, s_share, walk, loads, sees,
-                          position, {i_kv, i_first, num_queries}, sync);
+  attend<Cache, kQueries, keys_ahead(kQueries)>(args, s_memory, s_queries, s_marks, s_share,
+                                                walk, loads, sees, position,
+                                                {i_kv, i_first, num_queries}, sync);
 }
 
 template <typename Cache, int kQueries>

@@ -22,6 +22,15 @@ struct QueryPart {
   int end;  // of all of the kv head's
 };
 
+template <typename Cache>
+__device__ __forceinline__ HeadCache head_of(const AttentionArgs& args, int i_kv) {
+  constexpr int kItemBytes = Cache::kRowBytes / kHeadDim;
+  return {args.p_k_cache + i_kv * args.cache_head_stride * kItemBytes,
+          args.p_v_cache + i_kv * args.cache_head_stride * kItemBytes,
+          args.p_k_scale + i_kv * args.scale_head_stride,
+          args.p_v_scale + i_kv * args.scale_head_stride};
+}
+
 // The tiles of a block's leaves.
 template <int kTile>
 struct TileWalk {
@@ -120,9 +129,8 @@ __device__ __forceinline__ void place_rows_ahead(const AttentionArgs& args,
 
 // From the first tile, which is on its way, to the last. `walk` is at the first, `loads` at the
 // next one that is to be loaded.
-template <typename Cache, int kQueries, typename Sync>
+template <typename Cache, int kQueries, int kAhead, typename Sync>
 __device__ __forceinline__ void attend(const AttentionArgs& args,
-                                       const HeadCache& head,
                                        unsigned char* p_stages,
                                        const uint4* p_queries,
                                        ValueMarks& marks,
@@ -146,12 +154,12 @@ __device__ __forceinline__ void attend(const AttentionArgs& args,
     wait_for_tile(args.num_stages);
     sync();  // the tile is here, and nobody reads the stage before it any more
     if (loads.first <= last) {
-      begin_load_tile<Cache>(shared_address(p_stages) + i_load_stage * kStageBytes, head,
-                             loads.first, last);
+      begin_load_tile<Cache>(shared_address(p_stages) + i_load_stage * kStageBytes,
+                             head_of<Cache>(args, part.i_kv), loads.first, last);
       loads.advance(share, last);
     }
     async_copy_commit();  // with or without copies, so that groups count tiles
-    tile_scores<Cache, kQueries>(p_stage, p_queries, args.score_unit);
+    tile_scores<Cache, kQueries, kAhead>(p_stage, p_queries, args.score_unit);
     const bool all_seen = first + kTile <= position + 1;
     const bool has_unseen = !Cache::kScaled && !all_seen && args.rows > 1;
     if constexpr (!Cache::kScaled) {

@@ -52,6 +52,11 @@ __device__ __forceinline__ int tile_warp() {
   return static_cast<int>(threadIdx.x % kTileThreads / kWarp);
 }
 
+// Loads of keys that are under way, where a thread may have 255 registers.
+__host__ __device__ constexpr int keys_ahead(int queries) {
+  return queries <= 16 ? 8 : queries <= 32 ? 4 : 2;
+}
+
 // A block serves kQueries = 8, 16, 32 or 48 queries: tiles of 16 rows, of which both halves or,
 // with 8 queries, the first one alone have softmax work.
 __host__ __device__ constexpr int query_tiles(int queries) {
@@ -402,7 +407,10 @@ __device__ __forceinline__ float2* scores_at(unsigned char* p_stage, int i_colum
 
 // Replaces the warp's keys by scores * unit (and * the key's scale). p_queries holds the A operands
 // of all k steps: [query_tiles(kQueries)][kQuerySteps][lane] of 16 bytes.
-template <typename Cache, int kQueries>
+//
+// Keys are loaded kAhead loads ahead of their products; with more queries there is more to do in
+// one step, and there are fewer registers.
+template <typename Cache, int kQueries, int kAhead>
 __device__ __forceinline__ void tile_scores(unsigned char* p_stage,
                                             const uint4* p_queries,
                                             float unit) {
@@ -414,9 +422,6 @@ __device__ __forceinline__ void tile_scores(unsigned char* p_stage,
 
   // Two chains of sums, even and odd k steps: one chain alone would wait for each product.
   float b_scores[kTiles][kColumns][2][4] = {};
-  // Keys are loaded some steps ahead of their products; with more queries there is more to do in
-  // one step, and there are fewer registers.
-  constexpr int kAhead = kTiles == 1 ? 8 : kTiles == 2 ? 4 : 2;
 #pragma unroll 1
   for (int i_first_load = 0; i_first_load < kQuerySteps / kStepsPerLoad; i_first_load += kAhead) {
     uint32_t b_keys[kAhead][kColumns][kStepsPerLoad][2];
