@@ -4,7 +4,6 @@ import copy
 
 import pytest
 from bytebound_kernels import (
-    InvalidArgumentError,
     StreamAttention,
     StreamEmbedding,
     StreamGatedDelta,

@@ -25,7 +25,7 @@ namespace bytebound {
 
 constexpr int kAttentionStages = 2;
 constexpr int kMostAttentionGroups = kTeams;  // the first warps of each team
-constexpr int kStreamKeysAhead = 8;
+constexpr int kStreamKeysAhead = 2;
 constexpr int kStreamMergeAhead = 8;
 
 // Queries of four warps: as many as the registers of a stream's thread hold.

@@ -35,15 +35,16 @@ OTHER_OPS = 3  # embedding, the last norm, head
 class Activations:
     """What the layers of a pass hand over, each at a place of its own.
 
-    Every bit is set before a pass, which says that nothing has arrived. Rows come outermost, so
-    that those of a pass are adjacent.
+    Every bit is set before a pass, which says that nothing has arrived. Counters come first, then
+    the rows, so that all of a pass is adjacent.
     """
 
-    arena: torch.Tensor  # uint8 [MAX_ROWS, bytes]: all of the following
+    memory: torch.Tensor  # uint8: all of the following
+    arrived: torch.Tensor  # int32 [attention layers, 1]: counters
+    arena: torch.Tensor  # uint8 [MAX_ROWS, bytes]: the rows, as follows
     embedded: torch.Tensor  # float32 [MAX_ROWS, 1, D]
     qkv: torch.Tensor  # [MAX_ROWS, attention layers, NH * 2 * DH + 2 * NKV * DH]
     attended: torch.Tensor  # [MAX_ROWS, attention layers, NH * DH]
-    arrived: torch.Tensor  # int32 [MAX_ROWS, attention layers, 1]: counters, in row 0 alone
     projected: torch.Tensor  # [MAX_ROWS, GDN layers, C + HV * V]
     gates: torch.Tensor  # [MAX_ROWS, GDN layers, 2 * HV]
     mixed: torch.Tensor  # [MAX_ROWS, GDN layers, HV * V]
@@ -55,14 +56,22 @@ class Activations:
     def empty(cls, config: ModelConfig, device: torch.device) -> "Activations":
         """Allocate for passes of up to ``MAX_ROWS`` rows."""
         places = _places(config)
-        arena = torch.empty(MAX_ROWS, row_bytes(config), dtype=torch.uint8, device=device)
+        counters = config.num_attention_layers
+        memory = torch.empty(activation_bytes(config), dtype=torch.uint8, device=device)
+        arrived = memory[: 4 * counters].view(torch.int32).view(counters, 1)
+        arena = memory[_counter_bytes(config) :].view(MAX_ROWS, row_bytes(config))
         parts = {}
         for place, part in zip(
             places, torch.split(arena, [place.room for place in places], dim=1), strict=True
         ):
             used = part[:, : place.num_bytes].view(place.dtype)
             parts[place.name] = used.view(MAX_ROWS, place.layers, place.width)
-        return cls(arena, **parts)
+        return cls(memory, arrived, arena, **parts)
+
+    def mark(self, rows: int) -> None:
+        """Set every bit of the counters and of the first ``rows`` rows."""
+        end = self.memory.shape[0] - (MAX_ROWS - rows) * self.arena.shape[1]
+        self.memory[:end].fill_(0xFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +101,6 @@ def _places(config: ModelConfig) -> tuple[_Place, ...]:
         _Place("embedded", 1, config.hidden_size, torch.float32),
         _Place("qkv", attention, 2 * queries + 2 * keys),
         _Place("attended", attention, queries),
-        _Place("arrived", attention, 1, torch.int32),
         _Place("projected", linear, config.conv_channels + config.value_dim),
         _Place("gates", linear, 2 * config.linear_num_value_heads),
         _Place("mixed", linear, config.value_dim),
@@ -105,6 +113,16 @@ def _places(config: ModelConfig) -> tuple[_Place, ...]:
 def row_bytes(config: ModelConfig) -> int:
     """Bytes of one row of ``Activations.arena``."""
     return sum(place.room for place in _places(config))
+
+
+def _counter_bytes(config: ModelConfig) -> int:
+    used = 4 * config.num_attention_layers
+    return used + -used % ALIGNMENT
+
+
+def activation_bytes(config: ModelConfig) -> int:
+    """Bytes of ``Activations.memory``."""
+    return _counter_bytes(config) + MAX_ROWS * row_bytes(config)
 
 
 def num_ops(config: ModelConfig) -> int:
@@ -160,7 +178,7 @@ class StreamStep(Step):
 
     def _stream(self, state: SequenceState, rows: int) -> None:
         activations = self.activations
-        activations.arena[:rows].fill_(0xFF)
+        activations.mark(rows)
         bk.weight_stream(self.program, rows=rows, workspace=self.workspace)
         state.move_on(activations.projected[:rows], activations.gates[:rows])
 
@@ -217,7 +235,7 @@ class _Planner:
                 kv.k,
                 kv.v,
                 step.workspaces.attention,
-                activations.arrived[0, attention],
+                activations.arrived[attention],
                 activations.attended[:, attention],
                 kv.k_scale,
                 kv.v_scale,

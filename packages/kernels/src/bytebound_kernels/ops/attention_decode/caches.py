@@ -112,8 +112,8 @@ def scale_views(
     for name, tensor in (("k_scale", k_scale), ("v_scale", v_scale)):
         if (tensor is not None) != wanted:
             raise InvalidArgumentError(
-                f"{op}: {prefix}{name} is {'given' if tensor is not None else 'missing'} with a cache of "
-                f"{k_cache.dtype}; expected scales with float8_e4m3fn and only then"
+                f"{op}: {prefix}{name} is {'given' if tensor is not None else 'missing'} with a "
+                f"cache of {k_cache.dtype}; expected scales with float8_e4m3fn and only then"
             )
     if not wanted:
         return ()

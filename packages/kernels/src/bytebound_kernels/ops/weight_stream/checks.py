@@ -375,8 +375,8 @@ def _embedding(name: str, op: StreamEmbedding) -> CheckedOp:
     n, d = table.shape
     if n < 1 or d < 8 or d % 8:
         raise UnsupportedShapeError(
-            f"{OP}: {table.name} has shape {table.shape}; expected [N, D] with N of 1 or more and D "
-            f"a multiple of 8"
+            f"{OP}: {table.name} has shape {table.shape}; expected [N, D] with N of 1 or more and "
+            f"D a multiple of 8"
         )
     out = _result(f"{name}.out", op.out, ("float32",), d, alignment=_QUAD_BYTES)
     return CheckedOp(
@@ -409,8 +409,8 @@ def _attention(name: str, op: StreamAttention) -> CheckedOp:
     num_heads, rest = divmod(q_gate.shape[1], 2 * width)
     if rest or num_heads < 1 or num_heads % num_kv_heads:
         raise UnsupportedShapeError(
-            f"{OP}: {q_gate.name} has rows of {q_gate.shape[1]}; expected NH * 2 * {width}, with NH "
-            f"a multiple of the {num_kv_heads} heads of {caches[0].name}"
+            f"{OP}: {q_gate.name} has rows of {q_gate.shape[1]}; expected NH * 2 * {width}, with "
+            f"NH a multiple of the {num_kv_heads} heads of {caches[0].name}"
         )
     k, v = (
         _rows(f"{name}.{field}", tensor, _HALF, num_kv_heads * width, alignment=_QUAD_BYTES)

@@ -72,10 +72,10 @@ class StreamProgram:
 
         Args:
             ops: the records.
-            table: uint8, weight_stream_table_bytes() of their number, aligned to 16 bytes: the ops as
-                the kernel reads them. It belongs to the program from here on.
-            stream: on which the table is copied, as of ``weight_stream``. It is waited for: not for a
-                capture.
+            table: uint8, weight_stream_table_bytes() of their number, aligned to 16 bytes: the ops
+                as the kernel reads them. It belongs to the program from here on.
+            stream: on which the table is copied, as of ``weight_stream``. It is waited for, so a
+                program is made before a capture.
 
         Raises:
             As ``weight_stream``.
@@ -213,13 +213,13 @@ def weight_stream(
     One block for each multiprocessor walks all the ops. Its warps ask for their packed weights far
     ahead, whatever they wait for, and there is no barrier between ops.
 
-    What is handed over: the out of an op, norms apart, that a later op of the launch reads, as x, q,
-    k, v, rows or z or by a norm before it is a residual. In the first ``rows``
+    What is handed over: the out of an op, norms apart, that a later op of the launch reads, as x,
+    q_gate, k, v, rows or z or by a norm before it is a residual. In the first ``rows``
     rows of such a tensor every bit must be set before each launch (torch: ``view(torch.uint8)
     .fill_(255)``): an element of which a bit is missing has arrived. No result has these bits: its
     NaN is 0x7fff or 0x7fffffff. Elements that come from before the launch need no such mark, but
-    what an op reads as x, q, k, v, rows, z or accepted pending rows must not be of these bits, and what is
-    handed over must not have other ones: the kernel would wait for ever, or not wait.
+    what an op reads as x, q_gate, k, v, rows, z or accepted pending rows must not be of these bits,
+    and what is handed over must not have other ones: the kernel would wait for ever, or not wait.
 
     Also set before each launch is every bit of the ``arrived`` of a StreamAttention. What its rows
     append to the cache is read behind the launch.
@@ -257,8 +257,9 @@ def weight_stream(
         CudaError: the launch failed.
 
     Numerics: the bits of the single ops: rms_norm, rms_norm_project, w4_matvec with its default
-    num_blocks, gdn_step, embedding_gather, attention_decode. A row has the same bits alone and among others. What is not finite in a
-    row stays in that row, and in the rows that follow it through a StreamGatedDelta.
+    num_blocks, gdn_step, embedding_gather, attention_decode. A row has the same bits alone and
+    among others. What is not finite in a row stays in that row, and in the rows that follow it
+    through a StreamGatedDelta or a StreamAttention.
 
     Source: csrc/weight_stream.cu, csrc/cuda/stream_*.cuh, csrc/cuda/weight_ring.cuh.
     """

@@ -93,9 +93,9 @@ def _check_readers(ops: Sequence[CheckedOp], writer: int, result: TensorView) ->
             _refuse(result, op.result, "a place of its own for each result")
         for tensor in (*op.constants, *op.kept):
             _refuse(result, tensor, "separate tensors")
-        for tensor in (op.state, op.workspace):
-            if tensor is not None:
-                _refuse(result, tensor, "separate tensors")
+        for own in (op.state, op.workspace):
+            if own is not None:
+                _refuse(result, own, "separate tensors")
         for tensor in op.reads:
             if index <= writer:
                 _refuse(result, tensor, "that no op reads what a later one, or itself, writes")
@@ -155,7 +155,8 @@ def _check_attention(ops: Sequence[CheckedOp]) -> None:
             if _share(op.workspace, other.workspace) and not _is_settled(ops, index, later):
                 raise InvalidArgumentError(
                     f"{OP}: {op.name} and {other.name} have the same workspace; expected a "
-                    f"StreamProduct of the first one's out and a StreamNorm of its result in between"
+                    f"StreamProduct of the first one's out and a StreamNorm of its result between "
+                    f"them"
                 )
 
 

@@ -150,8 +150,8 @@ class StreamAttention(NamedTuple):
     The rows of the norm before are gone behind it: its place in shared memory is theirs.
 
     Attributes:
-        q_gate: [8, NH * 2 * 256] float16, per head the query and then the gate; the three tensors of
-            rows are aligned to 16 bytes.
+        q_gate: [8, NH * 2 * 256] float16, per head the query and then the gate; rows of the
+            three tensors are aligned to 16 bytes.
         k: [8, NKV * 256] float16.
         v: [8, NKV * 256] float16.
         q_norm: [256] float16 or float32, contiguous.

@@ -30,8 +30,8 @@ def weight_stream_reference(ops: Sequence[StreamOp], *, rows: int) -> None:
             written, so that later ops read what earlier ones wrote.
         rows: R.
 
-    Numerics: a norm in float32; products, gates, attention and the delta rule in float64; each result is
-    rounded to the dtype of its tensor, and the rows that a norm leaves to float16.
+    Numerics: a norm in float32; products, gates, attention and the delta rule in float64;
+    each result is rounded to the dtype of its tensor, and the rows that a norm leaves to float16.
     """
     import torch
 
