@@ -80,7 +80,7 @@ def test_what_the_kernel_gets(fake: Any, launched: Launches) -> None:
         "rows": 5,
         "workspace": 1 << 34,
         "clock": 1 << 35,
-        "device": 0,
+        "table": 1 << 40,
         "stream": 7,
     }
     p = POINTERS
