@@ -1,4 +1,4 @@
-// A thread takes two neighbouring channels of one layer, or two gates: nobody else touches them.
+// A thread takes two neighbouring channels of one layer, or four updates: nobody else touches them.
 #include "gdn_keep.h"
 
 #include "cuda/dependent.cuh"
@@ -20,15 +20,13 @@ __global__ void __launch_bounds__(kThreads) gdn_keep_kernel(const GdnKeepParams 
   const int i_pair = blockIdx.x * kThreads + threadIdx.x;
   const int num_pairs = static_cast<int>(p.channels / 2);
   if (i_pair >= num_pairs) {
-    const int i_gate = 2 * (i_pair - num_pairs);
-    if (i_gate < p.gate_channels) {
-      const auto* p_from =
-          static_cast<const std::uint16_t*>(p.gates) + i_layer * p.gates_layer_stride + i_gate;
-      auto* p_to = static_cast<std::uint16_t*>(p.pending_gates) +
-                   i_layer * p.pending_gates_layer_stride + i_gate;
+    const int i_first = 4 * (i_pair - num_pairs);
+    if (i_first < p.width) {
+      const float* p_from = p.updates + i_layer * p.updates_layer_stride + i_first;
+      float* p_to = p.pending_updates + i_layer * p.pending_updates_layer_stride + i_first;
       for (int i = 0; i < num_rows; ++i) {
-        *reinterpret_cast<std::uint32_t*>(p_to + i * p.pending_gates_row_stride) =
-            *reinterpret_cast<const std::uint32_t*>(p_from + i * p.gates_row_stride);
+        *reinterpret_cast<float4*>(p_to + i * p.pending_updates_row_stride) =
+            *reinterpret_cast<const float4*>(p_from + i * p.updates_row_stride);
       }
     }
     return;
@@ -73,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) gdn_keep_kernel(const GdnKeepParams 
 
 Status gdn_keep(const GdnKeepParams& params, void* stream) {
   if (params.layers < 1 || params.layers > 65535 || params.channels < 2 ||
-      params.channels % 2 != 0 || params.gate_channels < 2 || params.rows < 1 ||
+      params.channels % 2 != 0 || params.width < 4 || params.width % 4 != 0 || params.rows < 1 ||
       params.rows > kKeepRows) {
     return kSizeOutOfRange;
   }
@@ -81,7 +79,7 @@ Status gdn_keep(const GdnKeepParams& params, void* stream) {
   if (guard.status() != cudaSuccess) {
     return guard.status();
   }
-  const std::int64_t threads = params.channels / 2 + params.gate_channels / 2;
+  const std::int64_t threads = params.channels / 2 + params.width / 4;
   LaunchOptions options;
   options.overlap_previous = true;
   return launch_with(options, gdn_keep_kernel,

@@ -11,7 +11,9 @@
 //     lane 4 g + p (p < 4) holds columns 4 p .. 4 p + 3 of rows 32 j + 4 g + i (i < 4, j < 4)
 //
 // So the sums over K are 16 terms in a thread and three shuffles over g, and no barrier stands
-// between two rows. Everything that does not depend on S is done before, for all rows:
+// between two rows. Accepted rows of the pass before need no sums: their k, their delta and their
+// decay were kept, and S takes them in while the spare warps prepare this pass's rows. What does
+// not depend on S is done before, for all rows:
 //
 //   channels      a thread takes two of them through the convolution of all rows
 //   norms, q . k  a warp takes a row
@@ -22,9 +24,8 @@
 //   o = S_new^T q = decay (S^T q) + (k . q) d,   so both products are taken with the old S.
 //
 // The norm over V needs all 8 slices: each block sends its sums of squares to all blocks of the
-// cluster, into a mailbox, and everyone adds them in the same order. What a block has received also
-// tells it that all others have read the window, which may then be written: every block convolves q
-// and k for itself.
+// cluster, into a mailbox, and everyone adds them in the same order. Every block convolves q and k
+// for itself, so window and pending rows are written when all of the cluster have read them.
 //
 // It costs: q and k are convolved 8 times, and a row takes some 200 instructions of every warp, one
 // after the other. With one row the state's way from and to memory is what remains.
@@ -70,9 +71,17 @@ struct Rows {
 };
 
 template <typename T>
+struct Pending {
+  T* p_qkv;  // null: there are none and none are kept
+  float* p_updates;
+  int updates_width;
+  int rows;
+};
+
+template <typename T>
 struct KernelArgs {
   Rows<T> current;
-  Rows<T> pending;
+  Pending<T> pending;
   const T* p_z;
   T* p_out;
   std::int64_t z_row_stride;    // in elements
@@ -93,13 +102,15 @@ struct KernelArgs {
 
 // Shared memory, in floats from its start. An item is one slice of one value head.
 struct Layout {
-  int row_stride;  // of mixed
-  int mixed;       // [pending + current][q 128 | k 128 | v 16 per item]; at first a pair's place
-                   // holds its input, and o replaces v
-  int norms;       // [pending + current] of KeyNorms
-  int squares;     // [current][kSlices][squares_stride], sums over the columns of a slice
+  int row_stride;      // of mixed
+  int mixed;           // [current][q 128 | k 128 | v 16 per item]; o replaces v
+  int kept_stride;     // of kept
+  int kept;            // [pending][k 128 | delta 16 per item | decay per value head]
+  int inputs;          // [pending + current][pairs] of Pair
+  int norms;           // [current] of KeyNorms
+  int squares;         // [current][kSlices][squares_stride], sums over the columns of a slice
   int squares_stride;  // value heads, in whole messages
-  int decay;           // [pending + current][ratio][decay, beta]
+  int decay;           // [current][ratio][decay, beta]
   int window;          // [pairs][kWindow] of Pair, the window to be written
   int end;
 };
@@ -107,14 +118,18 @@ struct Layout {
 __host__ __device__ inline Layout layout_of(int pending, int current, int items, int ratio) {
   Layout l;
   const int columns = kSliceColumns * items;
+  const int pairs = kKeyPairs + columns / 2;
+  l.squares_stride = (ratio + kMessage - 1) / kMessage * kMessage;
   l.row_stride = 2 * kDeltaDim + columns;
   l.mixed = 0;
-  l.norms = l.mixed + (pending + current) * l.row_stride;
-  l.squares = l.norms + (pending + current) * static_cast<int>(sizeof(KeyNorms) / sizeof(float));
-  l.squares_stride = (ratio + kMessage - 1) / kMessage * kMessage;
+  l.kept_stride = kDeltaDim + columns + l.squares_stride;
+  l.kept = l.mixed + current * l.row_stride;
+  l.norms = l.kept + pending * l.kept_stride;
+  l.squares = l.norms + current * static_cast<int>(sizeof(KeyNorms) / sizeof(float));
   l.decay = l.squares + current * kSlices * l.squares_stride;
-  l.window = l.decay + (pending + current) * ratio * 2;
-  l.end = l.window + (kKeyPairs + columns / 2) * kWindow;
+  l.inputs = l.decay + current * ratio * 2;
+  l.window = l.inputs + (pending + current) * pairs;
+  l.end = l.window + pairs * kWindow;
   return l;
 }
 
@@ -145,18 +160,15 @@ __device__ __forceinline__ int channel_of(int i_pair, int i_key, int rank, int h
   return (2 * h + i_head) * kDeltaDim + item.i_slice * kSliceColumns + column % kSliceColumns;
 }
 
-// Begins to copy the inputs of two channels to where convolve() takes them from.
+// Begins to copy the inputs of two channels, a row of pairs after the other.
 template <typename T>
-__device__ __forceinline__ void copy_inputs(const Rows<T>& rows,
-                                            int channel,
-                                            float* p_mixed,
-                                            int row_stride) {
-  const T* p_input = rows.p_qkv + channel;
+__device__ __forceinline__ void copy_inputs(
+    Pair<T>* p_to, int to_stride, const T* p_from, std::int64_t from_stride, int rows) {
 #pragma unroll 1
-  for (int i = 0; i < rows.rows; ++i) {
-    async_copy_4(shared_address(p_mixed), p_input);
-    p_input += rows.qkv_row_stride;
-    p_mixed += row_stride;
+  for (int i = 0; i < rows; ++i) {
+    async_copy_4(shared_address(p_to), p_from);
+    p_from += from_stride;
+    p_to += to_stride;
   }
 }
 
@@ -169,14 +181,12 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
   float* p_shared = reinterpret_cast<float*>(shared);
   const int i_thread = threadIdx.x;
   const int ratio = args.ratio;
-  const int first_row = args.pending.rows;  // of the current ones, in shared memory
-  const int num_rows = first_row + args.current.rows;
+  const int num_rows = args.current.rows;
   const int row_messages = (ratio + kMessage - 1) / kMessage;
   if (i_thread == 0) {
-    const int num_messages = max(1, args.current.rows * row_messages);  // from each block
+    const int num_messages = max(1, num_rows * row_messages);  // from each block
     open_mailbox(&mailbox, kRanks * num_messages * sizeof(float4));
   }
-  cluster_arrive_relaxed();
 
   const int rank = static_cast<int>(cluster_rank());
   const int i_key = blockIdx.x / kRanks;
@@ -227,7 +237,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
   const int first_channel = channel_of(i_thread, i_key, rank, args.h, ratio);
   const bool has_channels = i_thread < num_pairs;
   const int first_value = o_value_of(i_lane);
-  const bool has_values = i_warp < args.current.rows && i_lane < num_value_pairs;
+  const bool has_values = i_warp < num_rows && i_lane < num_value_pairs;
   struct GateInputs {
     const T* p_a;
     const T* p_b;
@@ -235,14 +245,24 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
   const auto gate_inputs_of = [&](int i_gate) {
     const int i_row = i_gate / ratio;
     const int i_head = i_key * ratio + i_gate % ratio;
-    const bool is_pending = i_row < first_row;
-    const Rows<T>& rows = is_pending ? args.pending : args.current;
-    const int i_own = is_pending ? i_row : i_row - first_row;
-    return GateInputs{rows.p_a + i_own * rows.a_row_stride + i_head,
-                      rows.p_b + i_own * rows.b_row_stride + i_head};
+    return GateInputs{args.current.p_a + i_row * args.current.a_row_stride + i_head,
+                      args.current.p_b + i_row * args.current.b_row_stride + i_head};
   };
   const bool has_gate = first_gate < num_rows * ratio;
   const GateInputs first_inputs = has_gate ? gate_inputs_of(first_gate) : GateInputs{};
+
+  const Pending<T>& pending = args.pending;
+  const int channels = (2 + ratio) * args.h * kDeltaDim;
+  const int updates_width = pending.updates_width;
+  // Within a row of updates.
+  const int o_k = i_key * kDeltaDim;
+  const auto o_delta_of = [&](const Item& place) {
+    return (args.h + i_key * ratio + place.i_head) * kDeltaDim + place.i_slice * kSliceColumns;
+  };
+  const int o_decay = (1 + ratio) * args.h * kDeltaDim + i_key * ratio;
+  auto* p_inputs = reinterpret_cast<Pair<T>*>(p_shared + layout.inputs);
+  auto* p_current_inputs = p_inputs + pending.rows * num_pairs;
+  float* p_kept = p_shared + layout.kept;
 
   if (!args.state_settled) {
     wait_for_previous_kernel();
@@ -254,11 +274,34 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
   ConvPair<T> b_conv = {};
   if (has_channels) {
     b_conv = load_conv_pair(args.p_conv_weight, args.p_conv_window, first_channel);
-    // Pending rows are of an earlier pass and lie in memory; the current ones are in the L2.
-    const T* p_pending = args.pending.p_qkv + first_channel;
+  }
+  // Pending rows come before it is known how many count.
+  if (pending.rows > 0) {
 #pragma unroll 1
-    for (int i = 0; i < args.pending.rows; ++i) {
-      prefetch_to_l2(p_pending + i * args.pending.qkv_row_stride);
+    for (int i_pair = i_thread; i_pair < num_pairs; i_pair += num_threads) {
+      const int channel = channel_of(i_pair, i_key, rank, args.h, ratio);
+      copy_inputs(p_inputs + i_pair, num_pairs, pending.p_qkv + channel, channels, pending.rows);
+    }
+    constexpr int kPackets = 4;  // floats of a copy
+    const int row_packets = (kDeltaDim + num_items * kSliceColumns) / kPackets;
+#pragma unroll 1
+    for (int i = i_thread; i < pending.rows * row_packets; i += num_threads) {
+      const int i_row = i / row_packets;
+      const int column = i % row_packets * kPackets;
+      int o_from = o_k + column;
+      if (column >= kDeltaDim) {
+        const int i_value = column - kDeltaDim;
+        o_from =
+            o_delta_of(item_of(i_value / kSliceColumns, rank, ratio)) + i_value % kSliceColumns;
+      }
+      async_copy_16(shared_address(p_kept + i_row * layout.kept_stride + column),
+                    pending.p_updates + i_row * updates_width + o_from);
+    }
+    for (int i = i_thread; i < pending.rows * ratio; i += num_threads) {
+      const int i_row = i / ratio;
+      async_copy_4(shared_address(p_kept + i_row * layout.kept_stride + kDeltaDim +
+                                  num_items * kSliceColumns + i % ratio),
+                   pending.p_updates + i_row * updates_width + o_decay + i % ratio);
     }
   }
   float2 b_norm_weight = {};
@@ -273,10 +316,9 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
   }
   wait_for_previous_kernel();
 
-  // Pending rows are loaded, and their gates computed, before it is known how many count.
   int num_replayed = 0;
-  if (args.pending.rows > 0) {
-    num_replayed = min(max(*args.p_num_accepted, 0), args.pending.rows);
+  if (pending.rows > 0) {
+    num_replayed = min(max(*args.p_num_accepted, 0), pending.rows);
   }
   T b_a = {};
   T b_b = {};
@@ -296,32 +338,30 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
       channel = channel_of(i_pair, i_key, rank, args.h, ratio);
       b_conv = load_conv_pair(args.p_conv_weight, args.p_conv_window, channel);
     }
-    float* p_mixed = p_shared + layout.mixed + 2 * i_pair;
-    float* p_current = p_mixed + first_row * row_stride;
-    copy_inputs(args.pending, channel, p_mixed, row_stride);
-    copy_inputs(args.current, channel, p_current, row_stride);
+    copy_inputs(p_current_inputs + i_pair, num_pairs, args.current.p_qkv + channel,
+                args.current.qkv_row_stride, num_rows);
     float b_window[2][kWindow];
 #pragma unroll
     for (int i = 0; i < 2 * kWindow; ++i) {
       b_window[i / kWindow][i % kWindow] = to_float(b_conv.window[i / 2].v[i % 2]);
     }
     async_copy_wait();
-    auto* p_kept = reinterpret_cast<Pair<T>*>(p_shared + layout.window) + i_pair * kWindow;
-    convolve(b_conv.weight, num_replayed, b_window, p_mixed, row_stride);
+    auto* p_next = reinterpret_cast<Pair<T>*>(p_shared + layout.window) + i_pair * kWindow;
+    skip_rows(num_replayed, b_window, p_inputs + i_pair, num_pairs);
     if (!args.commit) {
-      keep_window(b_window, p_kept);
+      keep_window(b_window, p_next);
     }
-    convolve(b_conv.weight, args.current.rows, b_window, p_current, row_stride);
+    convolve(b_conv.weight, num_rows, b_window, p_current_inputs + i_pair, num_pairs,
+             p_shared + layout.mixed + 2 * i_pair, row_stride);
     if (args.commit) {
-      keep_window(b_window, p_kept);
+      keep_window(b_window, p_next);
     }
   }
-  cluster_wait();  // every block has started and may be sent to
+  async_copy_wait();  // of threads without channels
+  // This block may be sent to, and has read what another one may write.
+  cluster_arrive();
   __syncthreads();
 
-  if (args.current.rows == 0 && i_thread < kRanks) {
-    send_to_block(tokens + rank, float4{}, &mailbox, i_thread);
-  }
   for (int i = first_gate; i < num_rows * ratio; i += num_threads) {
     if (i != first_gate) {
       b_gates = head_gates_of(i_key * ratio + i % ratio);
@@ -334,19 +374,82 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
   }
   auto* p_norms = reinterpret_cast<KeyNorms*>(p_shared + layout.norms);
 #pragma unroll 1
-  for (int i_row = i_warp; i_row < num_rows; i_row += num_warps) {
-    if (i_row < num_replayed || i_row >= first_row) {
-      const KeyNorms norms = key_norms(p_shared + layout.mixed + i_row * row_stride + 4 * i_lane);
-      if (i_lane == 0) {
-        p_norms[i_row] = norms;
-      }
+  for (int i_row = i_warp - num_item_warps; i_row >= 0 && i_row < num_rows;
+       i_row += kSpareThreads / kWarp) {
+    const KeyNorms norms = key_norms(p_shared + layout.mixed + i_row * row_stride + 4 * i_lane);
+    if (i_lane == 0) {
+      p_norms[i_row] = norms;
     }
+  }
+  const bool is_written = args.commit ? num_rows > 0 : num_replayed > 0;
+  const auto replay = [&](int i_item) {
+#pragma unroll 1
+    for (int i_row = 0; i_row < num_replayed; ++i_row) {
+      const float* p_row = p_kept + i_row * layout.kept_stride;
+      float b_k[kLaneRows];
+      load_keys(p_row + lane_row, b_k);
+      const float* p_delta = p_row + kDeltaDim + i_item * kSliceColumns + lane_column;
+      const float4 delta = *reinterpret_cast<const float4*>(p_delta);
+      const float b_delta[kLaneColumns] = {delta.x, delta.y, delta.z, delta.w};
+      add_update(b_state, b_k, b_delta, p_row[kDeltaDim + num_items * kSliceColumns + item.i_head]);
+    }
+    if (!args.commit && is_written) {
+      store_state(p_state, b_state);
+    }
+  };
+  if (has_state) {
+    replay(first_item);
   }
   const float2 first_out_gate = make_float2(b_norm_weight.x * silu_fast(to_float(b_z.v[0])),
                                             b_norm_weight.y * silu_fast(to_float(b_z.v[1])));
   __syncthreads();
 
-  const bool is_written = args.commit ? num_rows > 0 : num_replayed > 0;
+  // While the others go through the rows, the spare warps write what the next pass will read: each
+  // block its own columns of v, and a share of q and k.
+  const bool keeps = pending.p_qkv != nullptr;
+  if (!has_state && (is_written || keeps)) {
+    cluster_wait();
+    const int i_spare = i_thread - num_item_warps * kWarp;
+#pragma unroll 1
+    for (int i_pair = i_spare; i_pair < num_pairs; i_pair += kSpareThreads) {
+      if (i_pair < kKeyPairs && i_pair / kValuePairs % kRanks != rank) {
+        continue;
+      }
+      const int channel = channel_of(i_pair, i_key, rank, args.h, ratio);
+      if (is_written) {
+        const auto* p_next =
+            reinterpret_cast<const Pair<T>*>(p_shared + layout.window) + i_pair * kWindow;
+        auto* p_window = reinterpret_cast<Pair<T>*>(args.p_conv_window + channel * kWindow);
+#pragma unroll
+        for (int j = 0; j < kWindow; ++j) {
+          p_window[j] = p_next[j];
+        }
+      }
+      if (keeps) {
+        T* p_to = pending.p_qkv + channel;
+#pragma unroll 1
+        for (int i_row = 0; i_row < num_rows; ++i_row) {
+          *reinterpret_cast<Pair<T>*>(p_to) = p_current_inputs[i_row * num_pairs + i_pair];
+          p_to += channels;
+        }
+      }
+    }
+    if (keeps) {
+      // Of k, a block the quads of its slice.
+      constexpr int kQuads = kDeltaDim / 4 / kRanks;
+      for (int i = i_spare; i < num_rows * kQuads; i += kSpareThreads) {
+        const int i_row = i / kQuads;
+        const int column = 4 * (i % kQuads + kQuads * rank);
+        *reinterpret_cast<float4*>(pending.p_updates + i_row * updates_width + o_k + column) =
+            *reinterpret_cast<const float4*>(p_shared + layout.mixed + i_row * row_stride +
+                                             kDeltaDim + column);
+      }
+      for (int i = i_spare; rank == 0 && i < num_rows * ratio; i += kSpareThreads) {
+        pending.p_updates[i / ratio * updates_width + o_decay + i % ratio] =
+            reinterpret_cast<const float2*>(p_shared + layout.decay)[i].x;
+      }
+    }
+  }
   for (int i_item = first_item; has_state && i_item < num_items; i_item += num_item_warps) {
     if (i_item != first_item) {
       if (args.commit && is_written) {
@@ -355,38 +458,37 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
       item = item_of(i_item, rank, ratio);
       p_state = state_of(item);
       load_state(p_state, b_state);
+      replay(i_item);
     }
     const float* p_keys = p_shared + layout.mixed + lane_row;
-    float* p_value = p_shared + layout.mixed + 2 * kDeltaDim + i_item * kSliceColumns +
-                     lane_column + i_lane / kColumnLanes % kLaneColumns;
+    const int o_column = lane_column + i_lane / kColumnLanes % kLaneColumns;
+    float* p_value = p_shared + layout.mixed + 2 * kDeltaDim + i_item * kSliceColumns + o_column;
     const float2* p_decay = reinterpret_cast<const float2*>(p_shared + layout.decay) + item.i_head;
-    const auto advance = [&](int i_row, auto with_out) {
-      return delta_step<decltype(with_out)::value>(b_state, p_keys + i_row * row_stride,
-                                                   p_value[i_row * row_stride],
-                                                   p_decay[i_row * ratio], p_norms[i_row], i_lane);
-    };
-
+    float* p_delta = pending.p_updates + o_delta_of(item) + o_column;
 #pragma unroll 1
-    for (int i_row = 0; i_row < num_replayed; ++i_row) {
-      advance(i_row, std::false_type{});
-    }
-    if (!args.commit && is_written) {
-      store_state(p_state, b_state);
-    }
-#pragma unroll 1
-    for (int i_row = first_row; i_row < num_rows; ++i_row) {
-      const float o = advance(i_row, std::true_type{});
+    for (int i_row = 0; i_row < num_rows; ++i_row) {
+      const float made =
+          delta_step(b_state, p_keys + i_row * row_stride, p_value[i_row * row_stride],
+                     p_decay[i_row * ratio], p_norms[i_row], i_lane);
       if (i_lane >= kWarp / 2) {
-        p_value[i_row * row_stride] = o;
+        p_value[i_row * row_stride] = made;
+      } else if (pending.p_qkv != nullptr) {
+        p_delta[i_row * updates_width] = made;
       }
     }
   }
+  if (has_state || !(is_written || keeps)) {
+    cluster_wait();  // every block may be sent to
+  }
   __syncthreads();
 
-  const float* p_o = p_shared + layout.mixed + first_row * row_stride + 2 * kDeltaDim;
+  if (num_rows == 0 && i_thread < kRanks) {
+    send_to_block(tokens + rank, float4{}, &mailbox, i_thread);
+  }
+  const float* p_o = p_shared + layout.mixed + 2 * kDeltaDim;
   float* p_squares = p_shared + layout.squares;
 #pragma unroll 1
-  for (int i_row = i_warp; i_row < args.current.rows; i_row += num_warps) {
+  for (int i_row = i_warp; i_row < num_rows; i_row += num_warps) {
     float* p_row = p_squares + i_row * kSlices * layout.squares_stride;
     const float* p_row_o = p_o + i_row * row_stride;
     if constexpr (kRanks == 1) {
@@ -420,7 +522,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
   wait_for_mail(&mailbox);
 
 #pragma unroll 1
-  for (int i_row = i_warp; i_row < args.current.rows; i_row += num_warps) {
+  for (int i_row = i_warp; i_row < num_rows; i_row += num_warps) {
 #pragma unroll 1
     for (int i_pair = i_lane; i_pair < num_value_pairs; i_pair += kWarp) {
       float2 gate = first_out_gate;
@@ -449,26 +551,6 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
       *reinterpret_cast<Pair<T>*>(args.p_out + i_row * args.out_row_stride + o_value) = b_out;
     }
   }
-
-  if (!is_written) {
-    return;
-  }
-  // All blocks have read the window. Each writes its own columns of v, and a share of q and k.
-#pragma unroll 1
-  for (int i_pair = i_thread; i_pair < num_pairs; i_pair += num_threads) {
-    if (i_pair < kKeyPairs && i_pair / kValuePairs % kRanks != rank) {
-      continue;
-    }
-    const int channel =
-        i_pair == i_thread ? first_channel : channel_of(i_pair, i_key, rank, args.h, ratio);
-    const auto* p_kept =
-        reinterpret_cast<const Pair<T>*>(p_shared + layout.window) + i_pair * kWindow;
-    auto* p_window = reinterpret_cast<Pair<T>*>(args.p_conv_window + channel * kWindow);
-#pragma unroll
-    for (int j = 0; j < kWindow; ++j) {
-      p_window[j] = p_kept[j];
-    }
-  }
 }
 
 template <typename T>
@@ -489,7 +571,8 @@ Status run(const GdnStepParams& p, void* stream) {
   const int items = ratio * (kSlices / num_ranks);
   KernelArgs<T> args;
   args.current = rows_of<T>(p.current);
-  args.pending = rows_of<T>(p.pending);
+  args.pending = {static_cast<T*>(p.pending.qkv), p.pending.updates,
+                  static_cast<int>(gdn_updates_width(p.h, p.hv)), static_cast<int>(p.pending.rows)};
   args.p_z = static_cast<const T*>(p.z);
   args.p_out = static_cast<T*>(p.out);
   args.z_row_stride = p.z_row_stride;

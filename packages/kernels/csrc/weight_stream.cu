@@ -53,7 +53,8 @@ struct Place {
   __device__ __forceinline__ RingPlace ring() const {
     constexpr int kSlotBytes = WeightRing<kAsymmetric>::kSlotBytes;
     std::uint64_t* p_full = barriers() + 2 * kTeams;
-    return {p_shared + program.ring + warp() * program.num_slots * kSlotBytes, p_full + warp() * kMostSlots,
+    return {p_shared + program.ring + warp() * program.num_slots * kSlotBytes,
+            p_full + warp() * kMostSlots,
             reinterpret_cast<RingCursor*>(p_shared + program.cursors) + warp(),
             block_index() * kStreamWarps + warp(), lane()};
   }
@@ -77,9 +78,7 @@ struct Place {
     return reinterpret_cast<EarlyReads*>(p_shared + program.tasks +
                                          2 * kStreamWarps * sizeof(StreamTask));
   }
-  __device__ __forceinline__ __half* normed() const {
-    return reinterpret_cast<__half*>(p_shared);
-  }
+  __device__ __forceinline__ __half* normed() const { return reinterpret_cast<__half*>(p_shared); }
   __device__ __forceinline__ float* squares() const {
     return reinterpret_cast<float*>(p_shared + program.squares);
   }
@@ -159,8 +158,12 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
       case StreamKind::kGatedDelta: {
         const Team team = place.team();
         for_heads(op.delta, team, [&](int i_head) {
-          stream_delta_head(op.delta, op.kind == StreamKind::kReplay, i_head, program.num_rows,
-                            team, static_cast<float*>(place.parts()));
+          if (op.kind == StreamKind::kReplay) {
+            stream_replay_head(op.delta, i_head, team);
+          } else {
+            stream_delta_head(op.delta, i_head, program.num_rows, team,
+                              static_cast<float*>(place.parts()));
+          }
         });
         break;
       }
@@ -196,7 +199,7 @@ SharedPlan plan_shared(const StreamPlan& program, int rows, int num_slots, int a
   const int slot_bytes =
       program.asymmetric ? WeightRing<true>::kSlotBytes : WeightRing<false>::kSlotBytes;
   const int parts = 2 * kMatvecWarps * (kItemRows / 2) * rows * static_cast<int>(sizeof(float2));
-  const int delta_rows = program.delta_rows < 0 ? 0 : std::max(program.delta_rows, rows);
+  const int delta_rows = program.has_delta ? rows : 0;
   SharedPlan plan;
   plan.squares = round_up(rows * (program.max_d + kNormedPad) * 2, 16);
   plan.parts[0] = plan.squares + rows * kWarp * 4;
@@ -204,8 +207,8 @@ SharedPlan plan_shared(const StreamPlan& program, int rows, int num_slots, int a
   const int end = plan.parts[1] + std::max(parts, delta_shared_floats(delta_rows) * 4);
   plan.ring = round_up(std::max(end, AttentionMemory::bytes(attention_groups)), 128);
   plan.tasks = plan.ring + num_slots * kStreamWarps * slot_bytes;
-  plan.cursors = plan.tasks + static_cast<int>(2 * kStreamWarps * sizeof(StreamTask) +
-                                               sizeof(EarlyReads));
+  plan.cursors =
+      plan.tasks + static_cast<int>(2 * kStreamWarps * sizeof(StreamTask) + sizeof(EarlyReads));
   plan.barriers = plan.cursors + static_cast<int>(kStreamWarps * sizeof(RingCursor));
   plan.bytes = plan.barriers + (2 * kTeams + kStreamWarps * kMostSlots) * 8;
   return plan;

@@ -75,8 +75,29 @@ struct StreamProduct {
 // As gdn_step without commit and with state_settled, with the same bits, in two ops: kReplay takes
 // the accepted pending rows into the state, kGatedDelta takes the rows of this pass, which are
 // handed over, through it. The first needs nothing of this pass: it may come as early as one likes.
-// The conv window stays as it is: gdn_keep moves it on.
-using StreamGatedDelta = GdnStepParams;
+// Conv window and pending rows stay as they are: gdn_keep moves them on.
+struct StreamGatedDelta {
+  GdnRows current;                  // the rows of this pass, float16
+  const void* z;                    // [R, HV * V] float16, 4-byte aligned
+  void* out;                        // [R, HV * V] float16, 4-byte aligned
+  float* updates;                   // [R, gdn_updates_width()], what the next pass replays
+  std::int64_t z_row_stride;        // in elements; even
+  std::int64_t out_row_stride;      // in elements; even
+  std::int64_t updates_row_stride;  // in elements; a multiple of 4
+  const void* pending_qkv;          // [P, C] float16
+  const float* pending_updates;     // [P, gdn_updates_width()]
+  std::int64_t pending_rows;        // P
+  const std::int32_t* num_accepted;
+  const void* conv_weight;
+  const float* a_log;
+  const float* dt_bias;
+  const float* norm_weight;
+  const void* conv_window;
+  float* state;
+  std::int64_t h;
+  std::int64_t hv;
+  float eps;
+};
 
 // Rows of an embedding table by id, widened: with the bits of embedding_gather.
 struct StreamEmbedding {
@@ -110,8 +131,8 @@ struct StreamOp {
 struct StreamPlan {
   int num_ops = 0;
   int num_products = 0;
-  int max_d = 0;       // of the norms
-  int delta_rows = 0;  // most pending rows of a delta op; -1 without such ops
+  int max_d = 0;           // of the norms
+  bool has_delta = false;  // a replay alone needs no shared memory
   bool has_attention = false;
   bool asymmetric = false;
   int device = 0;

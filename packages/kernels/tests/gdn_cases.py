@@ -1,7 +1,7 @@
 """Inputs of the Gated DeltaNet step, for the tests of its reference and of its kernel."""
 
 import torch
-from bytebound_kernels import GdnRows, GdnState, GdnWeights
+from bytebound_kernels import GdnPending, GdnRows, GdnState, GdnWeights, gdn_updates_width
 
 V = 128
 
@@ -33,14 +33,35 @@ def make(h, hv, num_rows, dtype, seed=0, device="cpu"):
     return rows, z, weights, state
 
 
+def some_pending(h, hv, num_rows, dtype, seed=0, device="cpu"):
+    """Return pending rows as a pass leaves them: small updates, a decay below 1."""
+    generator = torch.Generator(device).manual_seed(seed)
+    room = nothing_pending(h, hv, num_rows, dtype, device)
+    room.qkv.normal_(generator=generator)
+    room.updates.uniform_(0.1, 0.9, generator=generator)
+    return room
+
+
 def part(rows, start, stop=None):
     """Return some of the rows."""
     return GdnRows(*(tensor[start:stop] for tensor in rows))
 
 
-def copy_of(state):
-    """Return a state of its own memory."""
-    return GdnState(*(tensor.clone() for tensor in state))
+def copy_of(tensors):
+    """Return a state, or pending rows, of their own memory."""
+    return type(tensors)(*(tensor.clone() for tensor in tensors))
+
+
+def nothing_pending(h, hv, num_rows, dtype, device="cpu"):
+    """Return room for pending rows, filled with NaN."""
+
+    def nan(*shape, of=torch.float32):
+        return torch.full(shape, float("nan"), dtype=of, device=device)
+
+    return GdnPending(
+        qkv=nan(num_rows, (2 * h + hv) * V, of=dtype),
+        updates=nan(num_rows, gdn_updates_width(h, hv)),
+    )
 
 
 def in_float64(state):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from bytebound_kernels import (
+    GdnPending,
     GdnRows,
     GdnState,
     GdnWeights,
@@ -20,6 +21,7 @@ from bytebound_kernels import (
     attention_decode,
     attention_decode_workspace_bytes,
     gdn_step,
+    gdn_updates_width,
     rms_norm,
     rms_norm_project,
 )
@@ -79,12 +81,16 @@ def run_gdn_step(backend: CupyBackend | TorchBackend) -> int:
             # As the memory is filled this is a huge number, that is, all pending rows.
             num_accepted = exact(backend, (1,), "int32")
             for num_rows, num_pending in ((1, 0), (8, 0), (0, 3), (5, 8)):
-                rows, pending = (
-                    GdnRows(*(exact(backend, (n, c), dtype) for c in (channels, hv, hv)))
-                    for n in (num_rows, max(num_pending, 1))
+                rows = GdnRows(*(exact(backend, (num_rows, c), dtype) for c in (channels, hv, hv)))
+                size = max(num_rows, num_pending)
+                pending = GdnPending(
+                    exact(backend, (size, channels), dtype),
+                    exact(backend, (size, gdn_updates_width(h, hv)), "float32"),
                 )
                 z, out = (exact(backend, (num_rows, hv * 128), dtype) for _ in range(2))
                 replay = {"pending": pending, "num_accepted": num_accepted} if num_pending else {}
+                if num_pending:
+                    replay["pending_rows"] = num_pending
                 for commit in (False,) if num_pending else (False, True):
                     gdn_step(rows, z, weights, state, commit=commit, out=out, **replay)
                     launches += 1

@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 from bytebound_kernels import (
+    GdnPending,
     GdnRows,
     GdnState,
     GdnWeights,
@@ -20,6 +21,7 @@ from bytebound_kernels import (
     StreamProgram,
     StreamReplay,
     gdn_keep,
+    gdn_updates_width,
     weight_stream,
     weight_stream_table_bytes,
     weight_stream_workspace_bytes,
@@ -30,6 +32,7 @@ from sanitize_w4_matvec import ITEMSIZES, Exact
 _ROWS = 8  # of every tensor
 _D, _F, _H, _HV = 256, 128, 1, 2
 _CHANNELS, _VALUES = (2 * _H + _HV) * 128, _HV * 128
+_UPDATES = gdn_updates_width(_H, _HV)
 
 
 def _absent(exact: Exact, backend: Any, shape: tuple[int, ...], dtype: str) -> DeviceArray:
@@ -78,10 +81,14 @@ def run_weight_stream(backend: Any) -> int:
             GdnState(
                 exact.array((_CHANNELS, 3), "float16"), exact.array((_HV, 128, 128), "float32")
             ),
-            GdnRows(*(exact.array((_ROWS, n), "float16") for n in (_CHANNELS, _HV, _HV))),
+            GdnPending(
+                exact.array((_ROWS, _CHANNELS), "float16"),
+                exact.array((_ROWS, _UPDATES), "float32"),
+            ),
             # As the memory is filled this is a huge number, that is, all pending rows.
             exact.array((1,), "int32"),
             result(_VALUES),
+            result(_UPDATES, "float32"),
         )
         ops = [
             StreamReplay(delta),
@@ -113,12 +120,12 @@ def run_gdn_keep(backend: Any) -> int:
     exact = Exact(backend)
     launches = 0
     for dtype in ("float16", "bfloat16"):
-        for rows, layers, channels, gates in ((1, 1, 2, 2), (5, 3, 514, 6), (8, 2, 512, 2)):
+        for rows, layers, channels, width in ((1, 1, 2, 4), (5, 3, 514, 12), (8, 2, 512, 4)):
             gdn_keep(
                 exact.array((rows, layers, channels), dtype),
-                exact.array((rows, layers, gates), dtype),
+                exact.array((rows, layers, width), "float32"),
                 pending_qkv=exact.array((_ROWS, layers, channels), dtype),
-                pending_gates=exact.array((_ROWS, layers, gates), dtype),
+                pending_updates=exact.array((_ROWS, layers, width), "float32"),
                 windows=exact.array((layers, channels, 3), dtype),
                 num_accepted=exact.array((1,), "int32"),
             )

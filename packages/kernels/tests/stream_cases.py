@@ -17,11 +17,12 @@ from bytebound_kernels import (
     StreamProgram,
     StreamReplay,
     attention_decode_workspace_bytes,
+    gdn_updates_width,
     weight_stream_table_bytes,
 )
 from bytebound_kernels.ops.w4_matvec.layout import interleave, pack_reference
 
-from .gdn_cases import V, make
+from .gdn_cases import V, make, some_pending
 
 MAX_ROWS = 8
 MARGIN = 8  # elements on either side of a result
@@ -141,11 +142,14 @@ class Layers:
     ) -> StreamGatedDelta:
         """Make a step of rows that are still to come, without adding it."""
         self._seed += 1
-        pending, _, weights, state = make(h, hv, MAX_ROWS, HALF, self._seed, self.device)
+        _, _, weights, state = make(h, hv, 0, HALF, self._seed, self.device)
+        pending = some_pending(h, hv, MAX_ROWS, HALF, self._seed, self.device)
         qkv, z = projected.split([(2 * h + hv) * V, hv * V], dim=1)
         count = torch.tensor([accepted], dtype=torch.int32, device=self.device)
         rows = GdnRows(qkv, *gates.split(hv, dim=1))
-        return StreamGatedDelta(rows, z, weights, state, pending, count, self.result(hv * V))
+        out, updates = self.result(hv * V), self.result(gdn_updates_width(h, hv), FULL)
+        self.results[-1] = updates[:, : (h + hv) * V + hv]  # nobody writes what fills it up
+        return StreamGatedDelta(rows, z, weights, state, pending, count, out, updates)
 
     def mlp(self, x: torch.Tensor, f: int) -> torch.Tensor:
         d = x.shape[1]

@@ -3,6 +3,7 @@
 from typing import Any
 
 from bytebound_kernels import (
+    GdnPending,
     GdnRows,
     GdnState,
     GdnWeights,
@@ -14,12 +15,14 @@ from bytebound_kernels import (
     StreamProduct,
     StreamProgram,
     StreamReplay,
+    gdn_updates_width,
     w4_packed_bytes,
     weight_stream,
 )
 
 D, H, HV, F, P = 256, 1, 2, 384, 5
 C, VALUES = (2 * H + HV) * 128, HV * 128
+W = gdn_updates_width(H, HV)
 HALF, FULL, INT = "torch.float16", "torch.float32", "torch.int32"
 WORKSPACE_BYTES = 4096
 
@@ -37,10 +40,10 @@ TENSORS: dict[str, tuple[tuple[int, ...], str]] = {
     "conv_window": ((C, 3), HALF),
     "recurrent": ((HV, 128, 128), FULL),
     "pending_qkv": ((P, C), HALF),
-    "pending_a": ((P, HV), HALF),
-    "pending_b": ((P, HV), HALF),
+    "pending_updates": ((P, W), FULL),
     "num_accepted": ((1,), INT),
     "mixed": ((8, VALUES), HALF),
+    "updates": ((8, W), FULL),
     "middle": ((8, D), FULL),
     "norm_2": ((D,), FULL),
     "inner": ((8, F), HALF),
@@ -83,9 +86,10 @@ def layer(fake: Any, **changes: dict[str, Any]) -> list[StreamOp]:
         t["z"],
         GdnWeights(t["conv"], t["a_log"], t["dt_bias"], t["norm"]),
         GdnState(t["conv_window"], t["recurrent"]),
-        GdnRows(t["pending_qkv"], t["pending_a"], t["pending_b"]),
+        GdnPending(t["pending_qkv"], t["pending_updates"]),
         t["num_accepted"],
         t["mixed"],
+        t["updates"],
         1e-5,
     )
     return [

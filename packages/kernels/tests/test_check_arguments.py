@@ -238,7 +238,12 @@ def test_a_plain_tensor_is_no_packed_matrix(fake: Any, call: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("rows", "GdnRows"), ("weights", "GdnWeights"), ("state", "GdnState"), ("pending", "GdnRows")],
+    [
+        ("rows", "GdnRows"),
+        ("weights", "GdnWeights"),
+        ("state", "GdnState"),
+        ("pending", "GdnPending"),
+    ],
 )
 def test_a_plain_tensor_is_no_record(fake: Any, name: str, kind: str) -> None:
     tensor = fake((2, K))

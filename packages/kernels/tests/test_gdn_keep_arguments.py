@@ -15,8 +15,13 @@ from bytebound_kernels import (
     gdn_keep,
 )
 
-R, L, C, G = 3, 2, 512, 6
-NAMES = ("projected", "gates", "pending_qkv", "pending_gates", "windows", "num_accepted")
+R, L, C, W = 3, 2, 512, 12
+NAMES = ("projected", "updates", "pending_qkv", "pending_updates", "windows", "num_accepted")
+DTYPES = {
+    "num_accepted": "torch.int32",
+    "updates": "torch.float32",
+    "pending_updates": "torch.float32",
+}
 DTYPE, SHAPE, LAYOUT = UnsupportedDtypeError, UnsupportedShapeError, UnsupportedLayoutError
 
 
@@ -24,9 +29,9 @@ def arguments(fake: Any, **changes: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call, each tensor in memory of its own."""
     shapes = {
         "projected": (R, L, C),
-        "gates": (R, L, G),
+        "updates": (R, L, W),
         "pending_qkv": (8, L, C),
-        "pending_gates": (8, L, G),
+        "pending_updates": (8, L, W),
         "windows": (L, C, 3),
         "num_accepted": (1,),
     }
@@ -34,7 +39,7 @@ def arguments(fake: Any, **changes: dict[str, Any]) -> dict[str, Any]:
         name: fake(
             **{
                 "shape": shape,
-                "dtype": "torch.int32" if name == "num_accepted" else "torch.float16",
+                "dtype": DTYPES.get(name, "torch.float16"),
                 "pointer": i << 24,
                 **changes.get(name, {}),
             }
@@ -45,7 +50,7 @@ def arguments(fake: Any, **changes: dict[str, Any]) -> dict[str, Any]:
 
 def call(tensors: dict[str, Any], **keywords: Any) -> None:
     tensors = dict(tensors)
-    inputs = [tensors.pop(name) for name in ("projected", "gates")]
+    inputs = [tensors.pop(name) for name in ("projected", "updates")]
     gdn_keep(*inputs, **tensors, **keywords)
 
 
@@ -62,19 +67,29 @@ def call(tensors: dict[str, Any], **keywords: Any) -> None:
         ("projected", {"strides": (L * C + 1, C, 1)}, LAYOUT, "at multiples of 4 bytes"),
         ("projected", {"pointer": (1 << 24) + 2}, LAYOUT, "projected starts at 0x1000002"),
         ("projected", {"strides": (-L * C, C, 1)}, LAYOUT, "projected starts at"),
-        ("gates", {"dtype": "torch.bfloat16"}, DTYPE, "gates has dtype bfloat16"),
-        ("gates", {"shape": (R + 1, L, G)}, SHAPE, r"gates has shape .* expected \(3, 2, any\)"),
-        ("gates", {"shape": (R, L)}, SHAPE, "gates has shape"),
-        ("gates", {"strides": (L * G + 1, G, 1)}, LAYOUT, "gates starts at"),
+        ("updates", {"dtype": "torch.bfloat16"}, DTYPE, "updates has dtype bfloat16"),
+        (
+            "updates",
+            {"shape": (R + 1, L, W)},
+            SHAPE,
+            r"updates has shape .* expected \(3, 2, any\)",
+        ),
+        ("updates", {"shape": (R, L)}, SHAPE, "updates has shape"),
+        (
+            "updates",
+            {"strides": (L * W + 2, W, 1)},
+            LAYOUT,
+            "updates starts at .* multiples of 16 bytes",
+        ),
         ("pending_qkv", {"shape": (7, L, C)}, SHAPE, r"pending_qkv has .* expected \(8, 2, 512\)"),
         ("pending_qkv", {"shape": (8, L, C + 2)}, SHAPE, "pending_qkv has shape"),
         ("pending_qkv", {"dtype": "torch.bfloat16"}, DTYPE, "pending_qkv has dtype bfloat16"),
         ("pending_qkv", {"strides": (0, C, 1)}, LAYOUT, "pending_qkv .* so that rows overlap"),
         ("pending_qkv", {"strides": (C, C, 1)}, LAYOUT, "pending_qkv .* so that rows overlap"),
         ("pending_qkv", {"pointer": 1 << 24}, LAYOUT, "pending_qkv overlaps projected"),
-        ("pending_gates", {"shape": (8, L, G + 2)}, SHAPE, r"pending_gates .* \(8, 2, 6\)"),
-        ("pending_gates", {"strides": (G, 7 * G, 1)}, LAYOUT, "pending_gates .* rows overlap"),
-        ("pending_gates", {"pointer": 3 << 24}, LAYOUT, "pending_qkv overlaps pending_gates"),
+        ("pending_updates", {"shape": (8, L, W + 2)}, SHAPE, r"pending_updates .* \(8, 2, 12\)"),
+        ("pending_updates", {"strides": (W, 7 * W, 1)}, LAYOUT, "pending_updates .* rows overlap"),
+        ("pending_updates", {"pointer": 3 << 24}, LAYOUT, "pending_qkv overlaps pending_updates"),
         ("windows", {"shape": (L, C, 4)}, SHAPE, r"windows has shape .* \(2, 512, 3\)"),
         ("windows", {"dtype": "torch.float32"}, DTYPE, "windows has dtype float32"),
         ("windows", {"strides": (3 * C, 1, C)}, LAYOUT, "expected a contiguous tensor"),
@@ -96,21 +111,23 @@ def test_refused_on_any_machine(
         call(arguments(fake, **{name: fields}))
 
 
-@pytest.mark.parametrize("odd", [{"C": 511}, {"G": 5}, {"G": 0}], ids=str)
+@pytest.mark.parametrize("odd", [{"C": 511}, {"W": 6}, {"W": 0}], ids=str)
 def test_an_odd_or_empty_width_is_refused(fake: Any, no_cuda: str, odd: dict[str, int]) -> None:
-    c, g = odd.get("C", C), odd.get("G", G)
+    c, w = odd.get("C", C), odd.get("W", W)
 
     def rows(count: int, width: int) -> dict[str, Any]:
         return {"shape": (count, L, width), "strides": (2048, 1024, 1)}
 
     changes = {
         "projected": rows(R, c),
-        "gates": rows(R, g),
+        "updates": rows(R, w),
         "pending_qkv": rows(8, c),
-        "pending_gates": rows(8, g),
+        "pending_updates": rows(8, w),
         "windows": {"shape": (L, c, 3)},
     }
-    with pytest.raises(SHAPE, match=f"got {c} channels and {g} gates; expected even numbers"):
+    with pytest.raises(
+        SHAPE, match=f"got {c} channels and {w} updates; expected multiples of 2 and 4"
+    ):
         call(arguments(fake, **changes))
 
 
@@ -142,19 +159,19 @@ def test_what_the_kernel_gets(
     )
     changes = {
         "projected": {"strides": (4000, 2000, 1)},  # a slice of wider rows
-        "gates": {"strides": (100, 40, 1)},
+        "updates": {"strides": (120, 40, 1)},
         "pending_qkv": {"strides": (C, 8 * C, 1)},  # layers outermost
-        "pending_gates": {"strides": (G, 8 * G, 1)},
+        "pending_updates": {"strides": (W, 8 * W, 1)},
     }
     call(arguments(fake, **changes), stream=5)
     sizes = {
         "projected_strides": (4000, 2000),
-        "gates_strides": (100, 40),
+        "updates_strides": (120, 40),
         "pending_strides": (C, 8 * C),
-        "pending_gates_strides": (G, 8 * G),
+        "pending_updates_strides": (W, 8 * W),
         "layers": L,
         "channels": C,
-        "gate_channels": G,
+        "width": W,
         "rows": R,
         "device": 0,
         "stream": 5,

@@ -7,34 +7,36 @@ from bytebound_kernels.ops.gdn_keep import gdn_keep_reference
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
-# L, C, 2 HV: fewer pairs than a block has threads, one more than a block, a model's own.
-SHAPES = [(1, 2, 2), (3, 510, 6), (2, 512, 2), (5, 514, 96), (48, 10240, 96)]
+# L, C, W: fewer pairs than a block has threads, one more than a block, a model's own.
+SHAPES = [(1, 2, 4), (3, 510, 12), (2, 512, 4), (5, 514, 516), (48, 10240, 8240)]
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 shapes = pytest.mark.parametrize(
-    ("layers", "channels", "gates"), SHAPES, ids=lambda size: str(size)
+    ("layers", "channels", "width"), SHAPES, ids=lambda size: str(size)
 )
 
 
 def bits(seed, *shape, dtype):
     """Any bits at all, NaN and the word of set bits included: nothing is computed."""
     draw = torch.Generator("cuda").manual_seed(seed)
-    words = torch.randint(-(2**15), 2**15, shape, generator=draw, device="cuda")
-    return words.to(torch.int16).view(dtype)
+    integer = torch.int16 if dtype.itemsize == 2 else torch.int32
+    low = torch.iinfo(integer).min
+    words = torch.randint(low, -low, shape, generator=draw, device="cuda")
+    return words.to(integer).view(dtype)
 
 
 def same_bits(a, b):
     return torch.equal(a.contiguous().view(torch.int16), b.contiguous().view(torch.int16))
 
 
-def case(rows, layers, channels, gates, dtype, accepted):
+def case(rows, layers, channels, width, dtype, accepted):
     """The arguments: rows outermost and in wider tensors, layers outermost, as an engine has it."""
     wide = bits(0, rows, layers, channels + 40, dtype=dtype)
-    wide_gates = bits(1, rows, layers, gates + 4, dtype=dtype)
-    inputs = wide[..., 2 : 2 + channels], wide_gates[..., 2 : 2 + gates]
+    wide_updates = bits(1, rows, layers, width + 8, dtype=torch.float32)
+    inputs = wide[..., 2 : 2 + channels], wide_updates[..., 4 : 4 + width]
     state = {
         "pending_qkv": bits(2, layers, 8, channels, dtype=dtype).transpose(0, 1),
-        "pending_gates": bits(3, layers, 8, gates, dtype=dtype).transpose(0, 1),
+        "pending_updates": bits(3, layers, 8, width, dtype=torch.float32).transpose(0, 1),
         "windows": bits(4, layers, channels, 3, dtype=dtype),
     }
     return inputs, state, torch.tensor([accepted], dtype=torch.int32, device="cuda")
@@ -45,9 +47,9 @@ def case(rows, layers, channels, gates, dtype, accepted):
 @shapes
 @dtypes
 def test_moves_the_bits_that_the_reference_moves(
-    dtype, layers, channels, gates, rows, accepted
+    dtype, layers, channels, width, rows, accepted
 ) -> None:
-    inputs, state, num_accepted = case(rows, layers, channels, gates, dtype, accepted)
+    inputs, state, num_accepted = case(rows, layers, channels, width, dtype, accepted)
     expected = {name: tensor.clone() for name, tensor in state.items()}
     gdn_keep_reference(*inputs, **expected, num_accepted=num_accepted)
     gdn_keep(*inputs, **state, num_accepted=num_accepted)
@@ -57,16 +59,16 @@ def test_moves_the_bits_that_the_reference_moves(
 
 @dtypes
 def test_nothing_else_is_written(dtype) -> None:
-    layers, channels, gates = 3, 514, 6
-    inputs, state, num_accepted = case(5, layers, channels, gates, dtype, 2)
+    layers, channels, width = 3, 514, 8
+    inputs, state, num_accepted = case(5, layers, channels, width, dtype, 2)
     wide = {
         "pending_qkv": torch.full((8, layers, channels + 8), 7.0, dtype=dtype, device="cuda"),
-        "pending_gates": torch.full((8, layers, gates + 8), 7.0, dtype=dtype, device="cuda"),
+        "pending_updates": torch.full((8, layers, width + 8), 7.0, device="cuda"),
         "windows": torch.full((layers + 2, channels, 3), 7.0, dtype=dtype, device="cuda"),
     }
     inside = {
         "pending_qkv": wide["pending_qkv"][..., 4:-4],
-        "pending_gates": wide["pending_gates"][..., 4:-4],
+        "pending_updates": wide["pending_updates"][..., 4:-4],
         "windows": wide["windows"][1:-1],
     }
     for name, tensor in inside.items():
@@ -78,12 +80,12 @@ def test_nothing_else_is_written(dtype) -> None:
         assert same_bits(tensor, state[name]), name
         tensor.fill_(7.0)
         assert (wide[name] == 7).all(), f"written outside of {name}"
-    for name in ("pending_qkv", "pending_gates"):
+    for name in ("pending_qkv", "pending_updates"):
         assert same_bits(state[name][5:], before[name][5:])
 
 
 def test_one_graph_fits_any_count() -> None:
-    inputs, state, num_accepted = case(4, 3, 514, 6, torch.float16, 0)
+    inputs, state, num_accepted = case(4, 3, 514, 8, torch.float16, 0)
     start = {name: tensor.clone() for name, tensor in state.items()}
     gdn_keep(*inputs, **state, num_accepted=num_accepted)
     graph = torch.cuda.CUDAGraph()

@@ -16,22 +16,22 @@ def test_moves_the_window_input_by_input(accepted, rows) -> None:
         return torch.randn(shape, generator=draw).to(torch.float16)
 
     layers, channels = 2, 6
-    projected, gates = numbers(rows, layers, channels), numbers(rows, layers, 4)
-    pending, pending_gates = numbers(8, layers, channels), numbers(8, layers, 4)
+    projected, updates = numbers(rows, layers, channels), numbers(rows, layers, 4).float()
+    pending, pending_updates = numbers(8, layers, channels), numbers(8, layers, 4).float()
     windows = numbers(layers, channels, 3)
     expected = windows.clone()
     for i in range(min(max(accepted, 0), 8)):
         expected = torch.stack((expected[..., 1], expected[..., 2], pending[i]), dim=-1)
-    old, old_gates = pending.clone(), pending_gates.clone()
+    old, old_updates = pending.clone(), pending_updates.clone()
     gdn_keep_reference(
         projected,
-        gates,
+        updates,
         pending_qkv=pending,
-        pending_gates=pending_gates,
+        pending_updates=pending_updates,
         windows=windows,
         num_accepted=torch.tensor([accepted], dtype=torch.int32),
     )
     assert torch.equal(windows, expected)
-    for kept, new, before in ((pending, projected, old), (pending_gates, gates, old_gates)):
+    for kept, new, before in ((pending, projected, old), (pending_updates, updates, old_updates)):
         assert torch.equal(kept[:rows], new)
         assert torch.equal(kept[rows:], before[rows:])

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from bytebound_kernels import (
     CudaUnavailableError,
+    GdnPending,
     GdnRows,
     GdnState,
     GdnWeights,
@@ -19,8 +20,9 @@ from bytebound_kernels import (
     gdn_step,
 )
 
-H, HV, R, P = 2, 6, 3, 2
+H, HV, R, P = 2, 6, 3, 4
 C = (2 * H + HV) * 128
+W = (H + HV) * 128 + 8  # six value heads, in whole units of four floats
 HALF, FLOAT = "torch.float16", "torch.float32"
 
 
@@ -42,8 +44,7 @@ def arguments(fake: Any, num_pending: int = 0, **changes: Any) -> dict[str, Any]
         "recurrent": ((HV, 128, 128), FLOAT),
         "out": ((R, HV * 128), HALF),
         "pending_qkv": ((num_pending, C), HALF),
-        "pending_a": ((num_pending, HV), HALF),
-        "pending_b": ((num_pending, HV), HALF),
+        "pending_updates": ((num_pending, W), FLOAT),
         "num_accepted": ((1,), "torch.int32"),
     }
     tensors = {}
@@ -60,7 +61,7 @@ def arguments(fake: Any, num_pending: int = 0, **changes: Any) -> dict[str, Any]
         "commit": num_pending == 0,
     }
     if num_pending:
-        result["pending"] = GdnRows(t["pending_qkv"], t["pending_a"], t["pending_b"])
+        result["pending"] = GdnPending(t["pending_qkv"], t["pending_updates"])
         result["num_accepted"] = t["num_accepted"]
     return result | changes
 
@@ -126,11 +127,18 @@ def test_refused_on_any_machine(
 @pytest.mark.parametrize(
     ("name", "fields", "error", "message"),
     [
-        ("pending_qkv", {"shape": (0, C)}, SHAPE, "pending.qkv has shape .* with R from 1 to 8"),
+        ("pending_qkv", {"shape": (0, C)}, SHAPE, "pending.qkv has shape .* with P from 3 to 8"),
+        ("pending_qkv", {"shape": (R - 1, C)}, SHAPE, "pending.qkv has shape .* P from 3 to 8"),
         ("pending_qkv", {"shape": (9, C)}, SHAPE, "pending.qkv has shape"),
-        ("pending_qkv", {"shape": (P, C + 128)}, SHAPE, r"pending.qkv .* expected \[R, 1280\]"),
+        ("pending_qkv", {"shape": (P, C + 128)}, SHAPE, r"pending.qkv .* expected \[P, 1280\]"),
         ("pending_qkv", {"dtype": "torch.bfloat16"}, UnsupportedDtypeError, "pending.qkv has"),
-        ("pending_a", {"shape": (P + 1, HV)}, SHAPE, r"pending.a has shape \(3, 6\)"),
+        ("pending_qkv", {"strides": (2 * C, 1)}, LAYOUT, "pending.qkv of shape"),
+        ("pending_updates", {"shape": (P + 1, W)}, SHAPE, r"pending.updates has shape \(5, 1032\)"),
+        ("pending_updates", {"shape": (P, W - 2)}, SHAPE, "pending.updates has shape"),
+        ("pending_updates", {"dtype": HALF}, UnsupportedDtypeError, "pending.updates has dtype"),
+        ("pending_updates", {"pointer": (13 << 24) + 4}, LAYOUT, "pending.updates starts at"),
+        ("pending_updates", {"pointer": 1 << 24}, LAYOUT, "pending.updates overlaps rows.qkv"),
+        ("pending_updates", {"pointer": 10 << 24}, LAYOUT, "state.recurrent overlaps pending.up"),
         ("num_accepted", {"dtype": "torch.int64"}, UnsupportedDtypeError, "num_accepted has"),
         ("num_accepted", {"shape": (2,)}, SHAPE, "num_accepted has shape"),
         ("num_accepted", {"shape": ()}, SHAPE, "num_accepted has shape"),
@@ -155,6 +163,10 @@ def test_pending_refused_on_any_machine(
         (P, {"commit": True}, "commit is True with pending rows"),
         (P, {"num_accepted": None}, "only one of pending and num_accepted"),
         (P, {"pending": None}, "only one of pending and num_accepted"),
+        (P, {"pending_rows": P + 1}, "pending_rows is 5; expected 0 to 4, the rows of pending"),
+        (P, {"pending_rows": -1}, "pending_rows is -1; expected 0 to 4"),
+        (P, {"pending_rows": 2.0}, "pending_rows is of type float; expected int"),
+        (0, {"pending_rows": 1}, "pending_rows is 1; expected 0 to 0"),
         (0, {"eps": -1.0}, "eps is -1.0"),
         (0, {"eps": float("nan")}, "eps is nan"),
     ],
@@ -199,7 +211,7 @@ def test_what_the_kernel_gets(fake: Any, launches: list[dict[str, Any]]) -> None
     assert gdn_step(**call, eps=0.5) is call["out"]
     launch = launches[0]
     assert launch["current"] == (1 << 24, 2 << 24, 3 << 24)
-    assert launch["pending"] == (0, 0, 0) and launch["num_accepted"] == 0
+    assert launch["pending"] == (0, 0) and launch["num_accepted"] == 0
     assert (launch["rows"], launch["pending_rows"]) == (R, 0)
     assert (launch["h"], launch["hv"], launch["dtype"]) == (H, HV, 0)
     assert launch["row_strides"] == (C + 64, HV, HV)
@@ -212,14 +224,20 @@ def test_what_the_kernel_gets_for_a_replay(fake: Any, launches: list[dict[str, A
     empty = {"qkv": {"shape": (0, C)}, "a": {"shape": (0, HV)}, "b": {"shape": (0, HV)}}
     for name in ("z", "out"):
         empty[name] = {"shape": (0, HV * 128)}
-    pending = {"pending_qkv": {"strides": (2 * C, 1)}}
-    gdn_step(**arguments(fake, P, **empty, **pending), state_settled=True)
+    gdn_step(**arguments(fake, P, **empty), state_settled=True)
     launch = launches[0]
-    assert launch["pending"] == (12 << 24, 13 << 24, 14 << 24)
-    assert launch["num_accepted"] == 15 << 24
+    assert launch["pending"] == (12 << 24, 13 << 24)
+    assert launch["num_accepted"] == 14 << 24
     assert (launch["rows"], launch["pending_rows"]) == (0, P)
-    assert launch["pending_row_strides"] == (2 * C, HV, HV)
     assert launch["commit"] is False and launch["state_settled"] is True
+
+
+def test_rows_to_read_ahead_may_be_fewer_than_there_is_room_for(
+    fake: Any, launches: list[dict[str, Any]]
+) -> None:
+    for rows in (0, 1, P):
+        gdn_step(**arguments(fake, P), pending_rows=rows)
+    assert [one["pending_rows"] for one in launches] == [0, 1, P]
 
 
 def test_out_may_lie_beside_its_inputs_in_a_wider_tensor(

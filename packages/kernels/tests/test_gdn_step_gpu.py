@@ -5,9 +5,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from bytebound_kernels import GdnRows, GdnState, gdn_step  # noqa: E402
-from bytebound_kernels.ops.gdn_step import gdn_step_reference  # noqa: E402
+from bytebound_kernels.ops.gdn_step import (  # noqa: E402
+    gdn_step_reference,
+    gdn_updates_reference,
+)
 
-from .gdn_cases import V, copy_of, in_float64, make, part  # noqa: E402
+from .gdn_cases import V, copy_of, in_float64, make, nothing_pending, part  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -53,6 +56,18 @@ def one_by_one(rows, z, weights, state):
     return torch.cat(outs), states
 
 
+def verified(rows, z, weights, state, size=None):
+    """Verify rows; return out, and what is pending then, in room for ``size`` rows."""
+    num_rows, channels = rows.qkv.shape
+    hv = state.recurrent.shape[0]
+    heads = ((channels // V - hv) // 2, hv)
+    pending = nothing_pending(*heads, size or num_rows, rows.qkv.dtype, "cuda")
+    out = gdn_step(
+        rows, z, weights, state, commit=False, pending=pending, num_accepted=count(0)
+    )  # fmt: skip
+    return out, pending
+
+
 @rows_of
 @heads
 @dtypes
@@ -93,15 +108,37 @@ def test_rows_have_the_same_bits_alone_and_in_every_form(dtype, h_hv, num_rows) 
     assert same_state(verified, state)
 
 
+@rows_of
+@heads
+@dtypes
+def test_what_is_pending_matches_the_reference(dtype, h_hv, num_rows, assert_close) -> None:
+    rows, z, weights, state = case(h_hv, num_rows, dtype)
+    expected = gdn_updates_reference(rows, weights, in_float64(state))
+    before = copy_of(state)
+    out, pending = verified(rows, z, weights, state, 8)
+    assert same_bits(out, gdn_step(rows, z, weights, state, commit=False))
+    assert same_state(state, before)
+    assert torch.equal(pending.qkv[:num_rows], rows.qkv)
+    h, hv = h_hv
+    got = pending.updates[:num_rows]
+    sizes = [h * V, hv * V, hv, -hv % 4]
+    parts = [torch.split(one, sizes, dim=1) for one in (expected.updates, got)]
+    for name, wanted, found in zip(("k", "delta", "decay"), *parts, strict=False):
+        assert_close(name, wanted, found, STATE_TOLERANCE)
+    for tensor in pending:
+        assert tensor[num_rows:].isnan().all()
+
+
 @pytest.mark.parametrize("num_current", [0, 1, 5, 8], ids=lambda r: f"R{r}")
 @pytest.mark.parametrize("num_pending", [1, 5, 8], ids=lambda r: f"P{r}")
 @pytest.mark.parametrize("h_hv", [(1, 3), (16, 48), (2, 8)], ids=["H1-HV3", "H16-HV48", "H2-HV8"])
 def test_replay_is_stepping_through_the_accepted_rows(h_hv, num_pending, num_current) -> None:
-    pending, pending_z, weights, state = case(h_hv, num_pending)
+    earlier, earlier_z, weights, state = case(h_hv, num_pending)
     rows, z, _, _ = case(h_hv, num_current, seed=1)
-    _, states = one_by_one(pending, pending_z, weights, state)
+    _, states = one_by_one(earlier, earlier_z, weights, state)
+    _, kept = verified(earlier, earlier_z, weights, state, 8)
     for accepted in range(-1, num_pending + 2):
-        replayed = copy_of(state)
+        replayed, pending = copy_of(state), copy_of(kept)
         out = poisoned(z)
         gdn_step(
             rows,
@@ -111,20 +148,27 @@ def test_replay_is_stepping_through_the_accepted_rows(h_hv, num_pending, num_cur
             commit=False,
             pending=pending,
             num_accepted=count(accepted),
+            pending_rows=num_pending,
             out=out,
         )
-        kept = states[min(max(accepted, 0), num_pending)]
-        assert same_state(replayed, kept), f"{accepted} accepted"
+        settled = states[min(max(accepted, 0), num_pending)]
+        assert same_state(replayed, settled), f"{accepted} accepted"
         if num_current:
-            expected, _ = one_by_one(rows, z, weights, kept)
+            expected, next_pending = verified(rows, z, weights, settled)
             assert same_bits(out, expected), f"{accepted} accepted"
+            for got, wanted in zip(pending, next_pending, strict=True):
+                assert same_bits(got[:num_current], wanted), f"{accepted} accepted"
+        for got, wanted in zip(pending, kept, strict=True):
+            assert same_bits(got[num_current:], wanted[num_current:]), f"{accepted} accepted"
 
 
 def test_pending_rows_that_do_not_count_are_not_used() -> None:
-    pending, _, weights, state = case((2, 6), 5)
+    earlier, earlier_z, weights, state = case((2, 6), 5)
     rows, z, _, _ = case((2, 6), 3, seed=1)
+    _, kept = verified(earlier, earlier_z, weights, state)
     results = []
     for spoil in (False, True):
+        pending = copy_of(kept)
         if spoil:
             for tensor in pending:
                 tensor[2:] = float("nan")
@@ -132,7 +176,7 @@ def test_pending_rows_that_do_not_count_are_not_used() -> None:
         out = gdn_step(
             rows, z, weights, replayed, commit=False, pending=pending, num_accepted=count(2)
         )
-        results.append((out, *replayed))
+        results.append((out, *replayed, *(tensor[:3] for tensor in pending)))
     assert all(same_bits(a, b) for a, b in zip(*results, strict=True))
 
 
@@ -229,36 +273,38 @@ def test_a_long_graph_of_speculative_cycles_equals_eager() -> None:
     h_hv, size = (16, 48), 5
     _, _, weights, state = case(h_hv, 1)
     rows, z, _, _ = case(h_hv, size, seed=1)
-    pending, _, _, _ = case(h_hv, size, seed=2)
+    first = verified(*case(h_hv, size, seed=2)[:2], weights, state)[1]
+    pending = copy_of(first)
     accepted, out = count(0), poisoned(z)
 
     def cycle(on):
         gdn_step(
             rows, z, weights, on, commit=False, pending=pending, num_accepted=accepted, out=out
         )
-        for target, source in zip(pending, rows, strict=True):
-            target.copy_(source)
+        rows.qkv.neg_()  # other rows in every cycle
 
     eager, eager_outs, counts = copy_of(state), [], [3, 0, 5, 1, 4, 2] * 5
-    kept_pending = [tensor.clone() for tensor in pending]
+    first_qkv = rows.qkv.clone()
     for value in counts:
         accepted.fill_(value)
         cycle(eager)
         eager_outs.append(out.clone())
 
+    eager_pending = copy_of(pending)
     captured = copy_of(state)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         cycle(captured)
+    beginning = (*state, *first, first_qkv)
     for _ in range(70):
-        for target, source in zip((*captured, *pending), (*state, *kept_pending), strict=True):
+        for target, source in zip((*captured, *pending, rows.qkv), beginning, strict=True):
             target.copy_(source)
         for value, expected in zip(counts, eager_outs, strict=True):
             accepted.fill_(value)
             out.fill_(float("nan"))
             graph.replay()
             assert torch.equal(out, expected)
-        assert same_state(captured, eager)
+        assert same_state(captured, eager) and same_state(pending, eager_pending)
 
 
 @pytest.mark.parametrize("settled", [False, True], ids=["any", "settled"])

@@ -9,7 +9,7 @@ from bytebound_kernels import GdnState, PackedW4, ops
 
 torch = pytest.importorskip("torch")
 
-from .gdn_cases import make, part  # noqa: E402
+from .gdn_cases import make, part, some_pending  # noqa: E402
 from .graph_runs import Case, assert_runs_repeat  # noqa: E402
 from .stream_cases import Sizes, decoder  # noqa: E402
 
@@ -161,7 +161,8 @@ def gdn_prefill_case():
 def gdn_step_that_replays():
     """One pass right after the other, of which more or fewer rows were accepted."""
     rows, z, weights, state = make(2, 6, 8, BF16, device="cuda")
-    rows, pending, z = part(rows, 0, 5), part(rows, 5, 8), z[:5].contiguous()
+    rows, z = part(rows, 0, 5), z[:5].contiguous()
+    pending = some_pending(2, 6, 5, BF16, device="cuda")
     accepted = [ints(count) for count in (2, 0, 3, 1)]
     outs = torch.stack([z] * len(accepted))
 
@@ -178,7 +179,7 @@ def gdn_step_that_replays():
                 out=out,
             )
 
-    return Case(call, {"outs": outs}, state._asdict())
+    return Case(call, {"outs": outs}, {**state._asdict(), **pending._asdict()})
 
 
 @case("gdn_step-commit")
@@ -195,10 +196,10 @@ def gdn_step_that_commits():
 @case("gdn_keep")
 def gdn_keep_case():
     """One pass right after the other, of which more or fewer rows were accepted."""
-    inputs = random(5, 3, 514, dtype=BF16), random(5, 3, 6, seed=1, dtype=BF16)
+    inputs = random(5, 3, 514, dtype=BF16), random(5, 3, 8, seed=1)
     state = {
         "pending_qkv": random(8, 3, 514, seed=2, dtype=BF16),
-        "pending_gates": random(8, 3, 6, seed=3, dtype=BF16),
+        "pending_updates": random(8, 3, 8, seed=3),
         "windows": random(3, 514, 3, seed=4, dtype=BF16),
     }
     accepted = [ints(count) for count in (2, 0, 8, 1)]

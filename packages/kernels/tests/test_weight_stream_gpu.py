@@ -30,6 +30,7 @@ torch = pytest.importorskip("torch")
 from bytebound_kernels.ops.gdn_step import GdnRows  # noqa: E402
 from bytebound_kernels.ops.weight_stream import weight_stream_reference  # noqa: E402
 
+from .gdn_cases import V, copy_of  # noqa: E402
 from .stream_cases import Attention, Layers, Sizes, decoder, program_of, run_stream, whole_pass  # noqa: E402
 
 pytestmark = [
@@ -97,19 +98,23 @@ def by_single_ops(ops, rows) -> None:
                 scale=op.scale,
             )
         elif isinstance(op, StreamGatedDelta):
-            window = op.state.conv_window.clone()
+            # The stream leaves window and pending rows as they are.
+            window, pending = op.state.conv_window.clone(), copy_of(op.pending)
             gdn_step(
                 GdnRows(*(tensor[:rows] for tensor in op.rows)),
                 op.z[:rows],
                 op.weights,
-                op.state._replace(conv_window=window),  # the stream leaves it as it is
+                op.state._replace(conv_window=window),
                 commit=False,
-                pending=op.pending,
+                pending=pending,
                 num_accepted=op.num_accepted,
                 eps=op.eps,
                 out=op.out[:rows],
                 state_settled=True,
             )
+            hv = op.state.recurrent.shape[0]
+            used = (op.pending.qkv.shape[1] // V - hv) // 2 * V + hv * V + hv
+            op.updates[:rows, :used] = pending.updates[:rows, :used]
         elif isinstance(op, StreamEmbedding):
             embedding_gather(op.ids[:rows], op.table, out=op.out[:rows])
         elif isinstance(op, StreamAttention):
@@ -416,18 +421,14 @@ def test_a_chain_of_passes_in_a_graph_equals_gdn_step(workspace) -> None:
         for program in programs:
             program.run(rows=rows, workspace=workspace)
         for delta in layers.deltas:
-            gates = torch.cat((delta.rows.a, delta.rows.b), dim=1)[:rows, None]
-            kept = torch.cat((delta.pending.a, delta.pending.b), dim=1)[:, None].contiguous()
             gdn_keep(
                 delta.rows.qkv[:rows, None],
-                gates,
+                delta.updates[:rows, None],
                 pending_qkv=delta.pending.qkv[:, None],
-                pending_gates=kept,
+                pending_updates=delta.pending.updates[:, None],
                 windows=delta.state.conv_window[None],
                 num_accepted=delta.num_accepted,
             )
-            delta.pending.a.copy_(kept[:, 0, : sizes.hv])
-            delta.pending.b.copy_(kept[:, 0, sizes.hv :])
 
     twin = copy.deepcopy(layers)
     twin_x = next(op.x for op in twin.ops if isinstance(op, StreamNorm))
@@ -459,7 +460,7 @@ def test_a_chain_of_passes_in_a_graph_equals_gdn_step(workspace) -> None:
         by_single_ops(twin.ops, rows)
         for delta, window in zip(twin.deltas, windows, strict=True):
             delta.state.conv_window.copy_(window)
-            for kept, new in zip(delta.pending, delta.rows, strict=True):
+            for kept, new in zip(delta.pending, (delta.rows.qkv, delta.updates), strict=True):
                 kept[:rows] = new[:rows]
         for ours, theirs in zip(layers.wide, twin.wide, strict=True):
             assert same_bits(ours, theirs), f"turn {step}"

@@ -32,6 +32,7 @@ from .stream_fakes import (
     F,
     H,
     P,
+    W,
     call,
     layer,
     program_of,
@@ -71,7 +72,7 @@ def test_what_the_kernel_gets(fake: Any, launched: Launches) -> None:
         fake,
         x={"strides": (D + 4, 1)},
         behind={"strides": (D + 3, 1)},
-        pending_qkv={"strides": (C + 2, 1)},
+        updates={"strides": (W + 4, 1)},
     )
     clock = fake((9, 4, 132), dtype="torch.int64", pointer=1 << 35)
     call(fake, ops, rows=5, clock=clock, stream=7)
@@ -86,9 +87,10 @@ def test_what_the_kernel_gets(fake: Any, launched: Launches) -> None:
     p = POINTERS
     delta = {
         "current": (p["projected"], p["gates"], p["gates"] + 2 * HV),
-        "pending": (p["pending_qkv"], p["pending_a"], p["pending_b"]),
+        "pending": (p["pending_qkv"], p["pending_updates"]),
         "z": p["projected"] + 2 * C,
         "out": p["mixed"],
+        "updates": p["updates"],
         "num_accepted": p["num_accepted"],
         "conv_weight": p["conv"],
         "a_log": p["a_log"],
@@ -98,7 +100,7 @@ def test_what_the_kernel_gets(fake: Any, launched: Launches) -> None:
         "state": p["recurrent"],
         "pending_rows": P,
         "row_strides": (C + VALUES, 2 * HV, 2 * HV),
-        "pending_row_strides": (C + 2, HV, HV),
+        "updates_row_stride": W + 4,
         "z_row_stride": C + VALUES,
         "out_row_stride": VALUES,
         "h": H,

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from bytebound_kernels import (  # noqa: E402
+    GdnPending,
     GdnRows,
     GdnState,
     StreamGates,
@@ -15,11 +16,12 @@ from bytebound_kernels import (  # noqa: E402
     StreamReplay,
 )
 from bytebound_kernels.ops.gdn_keep import gdn_keep_reference  # noqa: E402
-from bytebound_kernels.ops.gdn_step import gdn_step_reference  # noqa: E402
+from bytebound_kernels.ops.gdn_step import gdn_step_reference, gdn_updates_reference  # noqa: E402
 from bytebound_kernels.ops.rms_norm_project import rms_norm_project_reference  # noqa: E402
 from bytebound_kernels.ops.w4_matvec import w4_matvec_reference  # noqa: E402
 from bytebound_kernels.ops.weight_stream import weight_stream_reference  # noqa: E402
 
+from .gdn_cases import in_float64, make  # noqa: E402
 from .stream_cases import Layers, Sizes, decoder  # noqa: E402
 
 SIZES = Sizes(d=256, h=1, hv=3, f=384)
@@ -60,6 +62,9 @@ def test_replay_and_step_are_stepping_through_both_passes(rows, accepted, assert
     gates = layers.random(8, 6, dtype=torch.float16)
     h, hv = 1, 3
     delta = layers.delta(h, hv, projected, gates, accepted)
+    earlier = make(h, hv, 8, torch.float16, seed=1)[0]
+    updates = gdn_updates_reference(earlier, delta.weights, in_float64(delta.state)).updates
+    delta = delta._replace(pending=GdnPending(earlier.qkv, updates.float()))
     before = copy.deepcopy(delta)
     layers.poison()
     weight_stream_reference([StreamReplay(delta), delta], rows=rows)
@@ -68,7 +73,7 @@ def test_replay_and_step_are_stepping_through_both_passes(rows, accepted, assert
     both = GdnRows(
         *(
             torch.cat((old[:count], new[:rows]))
-            for old, new in zip(before.pending, before.rows, strict=True)
+            for old, new in zip(earlier, before.rows, strict=True)
         )
     )
     z = torch.cat((torch.zeros(count, hv * 128), before.z[:rows].float()))
@@ -83,12 +88,12 @@ def test_replay_and_step_are_stepping_through_both_passes(rows, accepted, assert
     windows = delta.state.conv_window[None].clone()
     pending = before.pending.qkv[:, None].clone()
     current = before.rows.qkv[:rows, None]
-    some = torch.zeros(8, 1, 2, dtype=torch.float16)
+    some = torch.zeros(8, 1, 4)
     gdn_keep_reference(
         current,
         some[:rows],
         pending_qkv=pending,
-        pending_gates=some.clone(),
+        pending_updates=some.clone(),
         windows=windows,
         num_accepted=delta.num_accepted,
     )

@@ -14,7 +14,11 @@ import torch
 from bytebound_kernels import prefill
 from bytebound_kernels.ops.attention_decode import attention_decode_reference
 from bytebound_kernels.ops.gdn_keep import gdn_keep_reference
-from bytebound_kernels.ops.gdn_step import gdn_step_reference
+from bytebound_kernels.ops.gdn_step import (
+    gdn_replay_reference,
+    gdn_step_reference,
+    gdn_updates_reference,
+)
 from bytebound_kernels.ops.w4_matvec.layout import (
     interleave,
     pack_reference,
@@ -186,8 +190,9 @@ class Kernels:
         state: bk.GdnState,
         *,
         commit: bool,
-        pending: bk.GdnRows | None,
+        pending: bk.GdnPending | None,
         num_accepted: Tensor | None,
+        pending_rows: int | None = None,
         eps: float,
         out: Tensor,
         state_settled: bool = False,
@@ -197,14 +202,15 @@ class Kernels:
         accepted = 0
         if pending is not None and num_accepted is not None:
             accepted = int(num_accepted)
-            assert 0 <= accepted <= pending.qkv.shape[0]
+            most = pending.qkv.shape[0] if pending_rows is None else pending_rows
+            assert 0 <= accepted <= most <= pending.qkv.shape[0] >= rows.qkv.shape[0]
         if pending is not None and accepted:
-            replayed = bk.GdnRows(*(tensor[:accepted] for tensor in pending))
-            dummy = z.new_zeros(accepted, weights.norm.shape[0] * state.recurrent.shape[0])
-            _, states = gdn_step_reference(replayed, dummy, weights, state, eps=eps)
-            state.conv_window.copy_(states[-1].conv_window)
-            state.recurrent.copy_(states[-1].recurrent)
+            after = gdn_replay_reference(pending, accepted, state)
+            state.conv_window.copy_(after.conv_window)
+            state.recurrent.copy_(after.recurrent)
         if rows.qkv.shape[0]:
+            if pending is not None:
+                keep(pending, gdn_updates_reference(rows, weights, state))
             values, states = gdn_step_reference(rows, z, weights, state, eps=eps)
             out.copy_(values)
             if commit:
@@ -334,10 +340,14 @@ def replay(delta: bk.StreamGatedDelta) -> None:
     assert 0 <= accepted <= pending.qkv.shape[0]
     if not accepted:
         return
-    rows = bk.GdnRows(*(tensor[:accepted] for tensor in pending))
-    z = delta.z.new_zeros(accepted, delta.z.shape[1])
-    states = gdn_step_reference(rows, z, delta.weights, delta.state, eps=delta.eps)[1]
-    delta.state.recurrent.copy_(states[-1].recurrent)
+    after = gdn_replay_reference(pending, accepted, delta.state)
+    delta.state.recurrent.copy_(after.recurrent)
+
+
+def keep(pending: bk.GdnPending, rows: bk.GdnPending) -> None:
+    """The rows take the place of the pending ones."""
+    for to, one in zip(pending, rows, strict=True):
+        to[: one.shape[0]].copy_(one)
 
 
 def delta_step(delta: bk.StreamGatedDelta, rows: int) -> None:
@@ -348,6 +358,7 @@ def delta_step(delta: bk.StreamGatedDelta, rows: int) -> None:
     current = bk.GdnRows(*(tensor[:rows] for tensor in delta.rows))
     out, _ = gdn_step_reference(current, delta.z[:rows], delta.weights, state, eps=delta.eps)
     delta.out[:rows].copy_(out)
+    delta.updates[:rows].copy_(gdn_updates_reference(current, delta.weights, state).updates)
 
 
 def attention_prefill(q_gate: Tensor, *args: Any, **options: Any) -> Tensor:

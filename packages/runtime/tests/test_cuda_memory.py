@@ -65,7 +65,7 @@ def check_state(plan: MemoryPlan, state: SequenceState) -> None:
     deltas = [one for one in state.layers if isinstance(one, GatedDeltaState)]
     assert plan.gdn_state == sum(one.settled.recurrent.nbytes for one in deltas)
     assert plan.conv_windows == sum(one.settled.conv_window.nbytes for one in deltas)
-    rows = (state._projected, state._gates, state._pending_qkv, state._pending_gates)
+    rows = (state._projected, state._gates, state._pending_qkv, state._pending_updates)
     assert plan.verify_rows == sum(one.nbytes for one in rows)
 
 

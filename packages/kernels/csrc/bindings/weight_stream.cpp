@@ -17,6 +17,7 @@ namespace {
 // Rows cross the binding as three pointers and three strides in elements.
 using RowPointers = std::array<Address, 3>;
 using RowStrides = std::array<std::int64_t, 3>;
+using PendingPointers = std::array<Address, 2>;  // qkv, updates
 
 StreamOp norm(Address x,
               Address weight,
@@ -95,9 +96,10 @@ GdnRows rows_of(const RowPointers& pointers, std::int64_t rows, const RowStrides
 
 StreamOp gated_delta(bool replay,
                      const RowPointers& current,
-                     const RowPointers& pending,
+                     const PendingPointers& pending,
                      Address z,
                      Address out,
+                     Address updates,
                      Address num_accepted,
                      Address conv_weight,
                      Address a_log,
@@ -107,9 +109,9 @@ StreamOp gated_delta(bool replay,
                      Address state,
                      std::int64_t pending_rows,
                      const RowStrides& row_strides,
-                     const RowStrides& pending_row_strides,
                      std::int64_t z_row_stride,
                      std::int64_t out_row_stride,
+                     std::int64_t updates_row_stride,
                      std::int64_t h,
                      std::int64_t hv,
                      float eps) {
@@ -118,23 +120,23 @@ StreamOp gated_delta(bool replay,
   op.delta = {rows_of(current, 0, row_strides),
               pointer<const void>(z),
               pointer<void>(out),
+              pointer<float>(updates),
               z_row_stride,
               out_row_stride,
-              rows_of(pending, pending_rows, pending_row_strides),
+              updates_row_stride,
+              pointer<const void>(pending[0]),
+              pointer<const float>(pending[1]),
+              pending_rows,
               pointer<const std::int32_t>(num_accepted),
               pointer<const void>(conv_weight),
               pointer<const float>(a_log),
               pointer<const float>(dt_bias),
               pointer<const float>(norm_weight),
-              pointer<void>(conv_window),
+              pointer<const void>(conv_window),
               pointer<float>(state),
               h,
               hv,
-              DType::kFloat16,
-              eps,
-              false,
-              true,
-              0};
+              eps};
   return op;
 }
 
@@ -232,9 +234,9 @@ void bind_weight_stream(py::module_& m) {
         "x_row_stride"_a, "out_row_stride"_a, "residual_row_stride"_a, "n"_a, "k"_a,
         "scale_dtype"_a, "asymmetric"_a, "float_out"_a, "epilogue"_a, "scale"_a);
   m.def("stream_gated_delta", &gated_delta, py::kw_only(), "replay"_a, "current"_a, "pending"_a,
-        "z"_a, "out"_a, "num_accepted"_a, "conv_weight"_a, "a_log"_a, "dt_bias"_a, "norm_weight"_a,
-        "conv_window"_a, "state"_a, "pending_rows"_a, "row_strides"_a, "pending_row_strides"_a,
-        "z_row_stride"_a, "out_row_stride"_a, "h"_a, "hv"_a, "eps"_a);
+        "z"_a, "out"_a, "updates"_a, "num_accepted"_a, "conv_weight"_a, "a_log"_a, "dt_bias"_a,
+        "norm_weight"_a, "conv_window"_a, "state"_a, "pending_rows"_a, "row_strides"_a,
+        "z_row_stride"_a, "out_row_stride"_a, "updates_row_stride"_a, "h"_a, "hv"_a, "eps"_a);
   m.def("weight_stream_workspace_bytes", &weight_stream_workspace_bytes, "num_sms"_a);
   m.def("stream_embedding", &embedding, py::kw_only(), "ids"_a, "table"_a, "out"_a,
         "table_row_stride"_a, "out_row_stride"_a, "n"_a, "d"_a);
@@ -248,7 +250,7 @@ void bind_weight_stream(py::module_& m) {
       [](int rows, int max_d, bool attention, bool asymmetric, int device) {
         StreamPlan plan;
         plan.max_d = max_d;
-        plan.delta_rows = static_cast<int>(kGdnMaxRows);
+        plan.has_delta = true;
         plan.has_attention = attention;
         plan.asymmetric = asymmetric;
         plan.device = device;

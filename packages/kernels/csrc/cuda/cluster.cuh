@@ -32,20 +32,20 @@ __device__ __forceinline__ unsigned cluster_rank() {
 #endif
 }
 
-// Every thread of every block calls it once, after its block has opened the mailbox: it says that
-// this block may be sent to.
-__device__ __forceinline__ void cluster_arrive_relaxed() {
+// Every thread of every block calls it once, after its block has opened the mailbox, and before it
+// writes to global memory: it says that this block may be sent to, and that this thread has read
+// what others may then write.
+__device__ __forceinline__ void cluster_arrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 #endif
 }
 
-// Every thread calls it once after it arrived; returns when all threads of all blocks have.
+// Every thread calls it once after it arrived; returns when all threads of all blocks have. Of a
+// block that is a cluster of its own a barrier in between says the same.
 __device__ __forceinline__ void cluster_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-#else
-  __syncthreads();
 #endif
 }
 

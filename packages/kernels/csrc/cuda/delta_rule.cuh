@@ -96,11 +96,24 @@ __device__ __forceinline__ float add_halves(float lower,
   return __fadd_rn(kept, __shfl_xor_sync(kAllLanes, sent, distance));
 }
 
+// S <- decay S + k delta^T, of this lane's values of k and of its columns of delta. What S depends
+// on is written out, so that a replayed row leaves the bits that it left at first.
+__device__ __forceinline__ void add_update(float (&b_state)[kLaneRows][kLaneColumns],
+                                           const float (&b_k)[kLaneRows],
+                                           const float (&b_delta)[kLaneColumns],
+                                           float decay) {
+#pragma unroll
+  for (int c = 0; c < kLaneColumns; ++c) {
+#pragma unroll
+    for (int i = 0; i < kLaneRows; ++i) {
+      b_state[i][c] = fmaf(b_k[i], b_delta[c], __fmul_rn(decay, b_state[i][c]));
+    }
+  }
+}
+
 // One row through a warp's piece of S. p_keys: this lane's first value of q, with those of k 128
-// further on; v: of column (lane / 4) % 4 of the lane's four. With kOut lanes 16 to 31 return o of
-// that column. Every operation that S depends on is written out,
-// so that S has the same bits with and without kOut.
-template <bool kOut>
+// further on; v: of column (lane / 4) % 4 of the lane's four. Of that column lanes 0 to 15 return
+// delta, the others o.
 __device__ __forceinline__ float delta_step(float (&b_state)[kLaneRows][kLaneColumns],
                                             const float* p_keys,
                                             float v,
@@ -111,9 +124,7 @@ __device__ __forceinline__ float delta_step(float (&b_state)[kLaneRows][kLaneCol
   float b_k[kLaneRows];
   float b_q[kLaneRows];
   load_keys(p_keys + kDeltaDim, b_k);
-  if (kOut) {
-    load_keys(p_keys, b_q);
-  }
+  load_keys(p_keys, b_q);
   float b_sk[kLaneColumns] = {};  // S^T k
   float b_sq[kLaneColumns] = {};  // S^T q
 #pragma unroll
@@ -121,9 +132,7 @@ __device__ __forceinline__ float delta_step(float (&b_state)[kLaneRows][kLaneCol
 #pragma unroll
     for (int c = 0; c < kLaneColumns; ++c) {
       b_sk[c] = fmaf(b_k[i], b_state[i][c], b_sk[c]);
-      if (kOut) {
-        b_sq[c] = fmaf(b_q[i], b_state[i][c], b_sq[c]);
-      }
+      b_sq[c] = fmaf(b_q[i], b_state[i][c], b_sq[c]);
     }
   }
 
@@ -141,20 +150,15 @@ __device__ __forceinline__ float delta_step(float (&b_state)[kLaneRows][kLaneCol
   // d, times the norm's factor of k, so that k itself can stay as it is. Valid in lanes 0 to 15.
   const float missing = fmaf(-__fmul_rn(decay, norms.inverse_k), sum, v);
   const float delta = __fmul_rn(__fmul_rn(norms.inverse_k, decay_beta.y), missing);
+  float b_delta[kLaneColumns];
 #pragma unroll
   for (int c = 0; c < kLaneColumns; ++c) {
-    const float column_delta =
-        __shfl_sync(kAllLanes, delta, kColumnLanes * c + i_lane % kColumnLanes);
-#pragma unroll
-    for (int i = 0; i < kLaneRows; ++i) {
-      b_state[i][c] = fmaf(b_k[i], column_delta, __fmul_rn(decay, b_state[i][c]));
-    }
+    b_delta[c] = __shfl_sync(kAllLanes, delta, kColumnLanes * c + i_lane % kColumnLanes);
   }
-  if (!kOut) {
-    return 0.0f;
-  }
+  add_update(b_state, b_k, b_delta, decay);
   const float own_delta = __shfl_sync(kAllLanes, delta, i_lane & 15);
-  return __fmul_rn(norms.scale_q, fmaf(norms.qk, own_delta, __fmul_rn(decay, sum)));
+  const float o = __fmul_rn(norms.scale_q, fmaf(norms.qk, own_delta, __fmul_rn(decay, sum)));
+  return upper ? o : delta;
 }
 
 // The sum of squares of an item's o, over its 16 columns.

@@ -50,13 +50,15 @@ __device__ __forceinline__ ConvPair<T> load_conv_pair(const T* p_weight,
 template <int kCount, typename T>
 __device__ __forceinline__ void convolve_rows(const Pack<T>& weight,
                                               float (&b_window)[2][kWindow],
+                                              const Pair<T>* p_inputs,
+                                              int input_stride,
                                               float* p_mixed,
                                               int row_stride) {
   Pair<T> b_inputs[kCount];
   float b_mixed[kCount][2];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    b_inputs[i] = *reinterpret_cast<const Pair<T>*>(p_mixed + i * row_stride);
+    b_inputs[i] = p_inputs[i * input_stride];
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -80,22 +82,44 @@ __device__ __forceinline__ void convolve_rows(const Pack<T>& weight,
   }
 }
 
-// Takes two channels through `count` rows, in place from p_mixed on; moves the window along.
+// Takes two channels through `count` rows, from p_inputs to p_mixed; moves the window along.
 template <typename T>
 __device__ __forceinline__ void convolve(const Pack<T>& weight,
                                          int count,
                                          float (&b_window)[2][kWindow],
+                                         const Pair<T>* p_inputs,
+                                         int input_stride,
                                          float* p_mixed,
                                          int row_stride) {
 #pragma unroll 1
   for (; count >= kConvRows; count -= kConvRows) {
-    convolve_rows<kConvRows>(weight, b_window, p_mixed, row_stride);
+    convolve_rows<kConvRows>(weight, b_window, p_inputs, input_stride, p_mixed, row_stride);
+    p_inputs += kConvRows * input_stride;
     p_mixed += kConvRows * row_stride;
   }
 #pragma unroll 1
   for (; count > 0; --count) {
-    convolve_rows<1>(weight, b_window, p_mixed, row_stride);
+    convolve_rows<1>(weight, b_window, p_inputs, input_stride, p_mixed, row_stride);
+    p_inputs += input_stride;
     p_mixed += row_stride;
+  }
+}
+
+// Moves the window over `count` rows without an output.
+template <typename T>
+__device__ __forceinline__ void skip_rows(int count,
+                                          float (&b_window)[2][kWindow],
+                                          const Pair<T>* p_inputs,
+                                          int input_stride) {
+#pragma unroll 1
+  for (int i = max(count - kWindow, 0); i < count; ++i) {
+    const Pair<T> b_input = p_inputs[i * input_stride];
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      b_window[c][0] = b_window[c][1];
+      b_window[c][1] = b_window[c][2];
+      b_window[c][2] = to_float(b_input.v[c]);
+    }
   }
 }
 

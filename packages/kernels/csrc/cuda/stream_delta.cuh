@@ -97,29 +97,48 @@ __device__ __forceinline__ void load_window(const DeltaTask& task,
       b_inputs[j].v[1] = task.p_conv_window[(channel + 1) * kWindow + i];
     } else {
       b_inputs[j] = *reinterpret_cast<const Pair<__half>*>(
-          task.pending.p_qkv + (i - kWindow) * task.pending.qkv_row_stride + channel);
+          task.p_pending_qkv + (i - kWindow) * (2 * task.h + task.hv) * kDeltaDim + channel);
     }
   }
 }
 
-// Rows through one value head, by all threads of the team: the accepted pending ones into its state
-// (kReplay), or those of this pass to its output.
-__device__ __forceinline__ void stream_delta_head(const DeltaTask& task,
-                                                  bool is_replay,
-                                                  int i_head,
-                                                  int num_current,
-                                                  const Team& team,
-                                                  float* p_shared) {
+// The accepted pending rows into the state of a value head: each warp's slice for itself.
+__device__ __forceinline__ void stream_replay_head(const DeltaTask& task,
+                                                   int i_head,
+                                                   const Team& team) {
+  const int num_replayed = num_replayed_of(task);
+  if (num_replayed == 0) {
+    return;
+  }
+  const DeltaPlace place(task, i_head, team);
+  float b_state[kLaneRows][kLaneColumns];
+  load_state(place.state(task, team), b_state);
+  const float* p_row = task.p_pending_updates;
+#pragma unroll 1
+  for (int i = 0; i < num_replayed; ++i) {
+    float b_k[kLaneRows];
+    load_keys(p_row + place.i_key * kDeltaDim + place.lane_row, b_k);
+    const float4 delta = *reinterpret_cast<const float4*>(
+        p_row + (task.h + i_head) * kDeltaDim + team.i_warp * kSliceColumns + place.lane_column);
+    const float b_delta[kLaneColumns] = {delta.x, delta.y, delta.z, delta.w};
+    add_update(b_state, b_k, b_delta, p_row[(task.h + task.hv) * kDeltaDim + i_head]);
+    p_row += task.updates_width;
+  }
+  store_state(place.state(task, team), b_state);
+}
+
+// The rows of this pass through one value head, by all threads of the team, to its output.
+__device__ __forceinline__ void stream_delta_head(
+    const DeltaTask& task, int i_head, int num_rows, const Team& team, float* p_shared) {
   using T = __half;
-  const DeltaRows& rows = is_replay ? task.pending : task.current;
-  const int num_rows = is_replay ? num_replayed_of(task) : num_current;
+  const DeltaRows& rows = task.current;
   const DeltaPlace place(task, i_head, team);
   const DeltaShared shared(p_shared, num_rows);
   const int i_warp = team.i_warp;
   const int i_lane = team.i_lane;
   if (place.has_channels) {
     Pair<T> b_before[kWindow];
-    load_window(task, place.channel, is_replay ? 0 : num_replayed_of(task), b_before);
+    load_window(task, place.channel, num_replayed_of(task), b_before);
     const Pack<T> b_weight =
         *reinterpret_cast<const Pack<T>*>(task.p_conv_weight + place.channel * kTaps);
     float* p_own = shared.p_mixed + 2 * team.i_thread;
@@ -133,7 +152,9 @@ __device__ __forceinline__ void stream_delta_head(const DeltaTask& task,
     for (int i = 0; i < num_rows; ++i) {
       const uint32_t word = receive_halves(rows.p_qkv + i * rows.qkv_row_stride + place.channel);
       *reinterpret_cast<uint32_t*>(p_own + i * kMixedStride) = word;
-      convolve_rows<1>(b_weight, b_window, p_own + i * kMixedStride, kMixedStride);
+      convolve_rows<1>(b_weight, b_window,
+                       reinterpret_cast<const Pair<T>*>(p_own + i * kMixedStride), 0,
+                       p_own + i * kMixedStride, kMixedStride);
     }
   } else if (place.i_gate < num_rows) {
     const int i = place.i_gate;
@@ -143,7 +164,7 @@ __device__ __forceinline__ void stream_delta_head(const DeltaTask& task,
                        {-expf(task.p_a_log[i_head]), task.p_dt_bias[i_head]});
   }
   // The output gate of this warp's row: lane l makes values 4 l .. 4 l + 3.
-  if (!is_replay && i_warp < num_rows) {
+  if (i_warp < num_rows) {
     const T* p_z = task.p_z + i_warp * task.z_row_stride + i_head * kDeltaDim + 4 * i_lane;
     const float4 weight = reinterpret_cast<const float4*>(task.p_norm_weight)[i_lane];
     const uint32_t words[2] = {receive_halves(p_z), receive_halves(p_z + 2)};
@@ -165,17 +186,29 @@ __device__ __forceinline__ void stream_delta_head(const DeltaTask& task,
 #pragma unroll 1
   for (int i = 0; i < num_rows; ++i) {
     float* p_row = shared.p_mixed + i * kMixedStride;
-    const float o = delta_step<true>(b_state, p_row + place.lane_row, p_row[place.value(team)],
-                                     shared.p_decay[i], shared.p_norms[i], i_lane);
+    const float made = delta_step(b_state, p_row + place.lane_row, p_row[place.value(team)],
+                                  shared.p_decay[i], shared.p_norms[i], i_lane);
     if (i_lane >= kWarp / 2) {
-      p_row[place.value(team)] = o;
+      p_row[place.value(team)] = made;
+    } else {
+      task.p_updates[i * task.updates_row_stride + (task.h + i_head) * kDeltaDim +
+                     place.value(team) - 2 * kDeltaDim] = made;
     }
   }
-  if (is_replay && num_rows > 0) {
-    store_state(place.state(task, team), b_state);
+  // The rest of what a later pass replays; k by one of the value heads of a key head.
+  if (i_warp < num_rows) {
+    float* p_update = task.p_updates + i_warp * task.updates_row_stride;
+    if (i_head % task.ratio == 0) {
+      reinterpret_cast<float4*>(p_update + place.i_key * kDeltaDim)[i_lane] =
+          reinterpret_cast<const float4*>(shared.p_mixed + i_warp * kMixedStride +
+                                          kDeltaDim)[i_lane];
+    }
+    if (i_lane == 0) {
+      p_update[(task.h + task.hv) * kDeltaDim + i_head] = shared.p_decay[i_warp].x;
+    }
   }
   sync_team(team);
-  if (!is_replay && i_warp < num_rows) {
+  if (i_warp < num_rows) {
     const float* p_o = shared.p_mixed + i_warp * kMixedStride + 2 * kDeltaDim;
     const float part = i_lane < kSlices ? sum_of_squares(p_o + i_lane * kSliceColumns) : 0.0f;
     float b_parts[kSlices];

@@ -68,11 +68,14 @@ struct DeltaRows {
 
 struct DeltaTask {
   DeltaRows current;
-  DeltaRows pending;
+  const __half* p_pending_qkv;
+  const float* p_pending_updates;
   const __half* p_z;
   __half* p_out;
+  float* p_updates;
   std::int64_t z_row_stride;
   std::int64_t out_row_stride;
+  std::int64_t updates_row_stride;
   const std::int32_t* p_num_accepted;
   const __half* p_conv_weight;
   const float* p_a_log;
@@ -80,6 +83,7 @@ struct DeltaTask {
   const float* p_norm_weight;
   const __half* p_conv_window;
   float* p_state;
+  int updates_width;
   int pending_rows;
   int h;
   int hv;

@@ -23,8 +23,8 @@ inline bool is_sound(const StreamOp& op) {
       return op.product.n >= 1 && op.product.k >= kGroup && op.product.k % kGroup == 0;
     case StreamKind::kReplay:
     case StreamKind::kGatedDelta:
-      return op.delta.h >= 1 && op.delta.hv % op.delta.h == 0 && op.delta.pending.rows >= 0 &&
-             op.delta.pending.rows <= kGdnMaxRows;
+      return op.delta.h >= 1 && op.delta.hv % op.delta.h == 0 && op.delta.pending_rows >= 0 &&
+             op.delta.pending_rows <= kGdnMaxRows;
     case StreamKind::kEmbedding:
       return op.embedding.n >= 1 && op.embedding.d >= kChunk && op.embedding.d % kChunk == 0;
     case StreamKind::kAttention: {
@@ -96,11 +96,14 @@ inline NormTask task_of(const StreamNorm& p) {
 
 inline DeltaTask task_of(const StreamGatedDelta& p) {
   return {rows_of(p.current),
-          rows_of(p.pending),
+          static_cast<const __half*>(p.pending_qkv),
+          p.pending_updates,
           static_cast<const __half*>(p.z),
           static_cast<__half*>(p.out),
+          p.updates,
           p.z_row_stride,
           p.out_row_stride,
+          p.updates_row_stride,
           p.num_accepted,
           static_cast<const __half*>(p.conv_weight),
           p.a_log,
@@ -108,7 +111,8 @@ inline DeltaTask task_of(const StreamGatedDelta& p) {
           p.norm_weight,
           static_cast<const __half*>(p.conv_window),
           p.state,
-          static_cast<int>(p.pending.rows),
+          static_cast<int>(gdn_updates_width(p.h, p.hv)),
+          static_cast<int>(p.pending_rows),
           static_cast<int>(p.h),
           static_cast<int>(p.hv),
           static_cast<int>(p.hv / p.h),
@@ -164,11 +168,10 @@ inline EarlyReads early_of(const StreamOp& op) {
       add_early(reads, d.conv_weight, channels * kTaps * half);
       add_early(reads, d.conv_window, channels * kWindow * half);
       // As many rows wait as this pass has, most likely.
-      if (d.pending.rows > 0) {
-        add_early(reads, d.pending.qkv, channels * half, d.pending.qkv_row_stride * half,
-                  d.pending.rows);
-        add_early(reads, d.pending.a, d.hv * half, d.pending.a_row_stride * half, d.pending.rows);
-      }
+      const std::int64_t row = channels * half;
+      const std::int64_t update = gdn_updates_width(d.h, d.hv) * std::int64_t{sizeof(float)};
+      add_early(reads, d.pending_qkv, row, row, d.pending_rows);
+      add_early(reads, d.pending_updates, update, update, d.pending_rows);
       add_early(reads, d.a_log, d.hv * std::int64_t{sizeof(float)});
       add_early(reads, d.dt_bias, d.hv * std::int64_t{sizeof(float)});
       add_early(reads, d.norm_weight, kGdnHeadDim * std::int64_t{sizeof(float)});
@@ -230,9 +233,11 @@ inline std::vector<unsigned char> make_table(const StreamOp* ops,
             WeightsTask{task.product.p_weight, task.product.shares});
         break;
       case StreamKind::kReplay:
+        task.delta = task_of(op.delta);
+        break;
       case StreamKind::kGatedDelta:
         task.delta = task_of(op.delta);
-        plan->delta_rows = std::max(plan->delta_rows, task.delta.pending_rows);
+        plan->has_delta = true;
         break;
       case StreamKind::kEmbedding:
         task.embedding = task_of(op.embedding);

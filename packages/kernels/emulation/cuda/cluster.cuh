@@ -15,7 +15,7 @@ inline unsigned cluster_rank() {
   return emulation::t_block->rank();
 }
 
-inline void cluster_arrive_relaxed() {
+inline void cluster_arrive() {
   ++emulation::t_block->cluster().num_arrived;
 }
 

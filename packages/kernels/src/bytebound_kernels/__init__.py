@@ -39,7 +39,14 @@ from bytebound_kernels.ops.attention_decode import (
 from bytebound_kernels.ops.dense_matvec import dense_matvec
 from bytebound_kernels.ops.embedding_gather import embedding_gather
 from bytebound_kernels.ops.gdn_keep import gdn_keep
-from bytebound_kernels.ops.gdn_step import GdnRows, GdnState, GdnWeights, gdn_step
+from bytebound_kernels.ops.gdn_step import (
+    GdnPending,
+    GdnRows,
+    GdnState,
+    GdnWeights,
+    gdn_step,
+    gdn_updates_width,
+)
 from bytebound_kernels.ops.history_append import history_append
 from bytebound_kernels.ops.logit_adjust import logit_adjust
 from bytebound_kernels.ops.logprobs import logprobs, logprobs_workspace_bytes
@@ -93,6 +100,7 @@ __all__ = [
     "CudaError",
     "CudaUnavailableError",
     "DeviceInfo",
+    "GdnPending",
     "GdnRows",
     "GdnState",
     "GdnWeights",
@@ -129,6 +137,7 @@ __all__ = [
     "embedding_gather",
     "gdn_keep",
     "gdn_step",
+    "gdn_updates_width",
     "history_append",
     "l2_persist",
     "l2_persist_reset",

@@ -5,13 +5,21 @@ from math import prod
 from bytebound_kernels._device import DeviceInfo
 from bytebound_kernels.bench.memory import Backend, DeviceArray, device_array
 from bytebound_kernels.bench.report import Metric
-from bytebound_kernels.ops.gdn_step import GdnRows, GdnState, GdnWeights, gdn_step
+from bytebound_kernels.ops.gdn_step import (
+    GdnPending,
+    GdnRows,
+    GdnState,
+    GdnWeights,
+    gdn_step,
+    gdn_updates_width,
+)
 
 __all__ = ["measure_gdn_step"]
 
 _H, _HV, _HEAD_DIM = 16, 48, 128
 _CHANNELS = (2 * _H + _HV) * _HEAD_DIM
 _VALUES = _HV * _HEAD_DIM
+_UPDATES = gdn_updates_width(_H, _HV)
 _STATE_BYTES = _VALUES * _HEAD_DIM * 4
 _LAYERS = 48
 _L2_MULTIPLE = 2  # the states of a sample are this many times the L2 before one comes again
@@ -44,7 +52,10 @@ class _Layer:
     """What a layer has for itself, in memory that no other launch uses."""
 
     def __init__(self, backend: Backend, rows: int) -> None:
-        self.pending = _rows(backend, rows)
+        self.pending = GdnPending(
+            _array(backend, rows, _CHANNELS),
+            _array(backend, rows, _UPDATES, dtype="float32"),
+        )
         self.weights = GdnWeights(
             conv=_array(backend, _CHANNELS, 4),
             a_log=_array(backend, _HV, dtype="float32"),
@@ -59,9 +70,10 @@ class _Layer:
 
 def _bytes_moved(rows: int, pending: int) -> int:
     """Return what one launch reads and writes, each byte once."""
-    activations = rows * (_CHANNELS + 2 * _VALUES + 2 * _HV) + pending * (_CHANNELS + 2 * _HV)
+    activations = rows * (_CHANNELS + 2 * _VALUES + 2 * _HV)
     window_and_taps = _CHANNELS * (2 * 3 + 4)
-    return 2 * _STATE_BYTES + 2 * (activations + window_and_taps)
+    kept = (pending + rows) * (2 * _CHANNELS + 4 * _UPDATES) if pending else 0
+    return 2 * _STATE_BYTES + 2 * (activations + window_and_taps) + kept
 
 
 def _measure(

@@ -25,7 +25,7 @@ __all__ = ["measure_small_ops"]
 _VOCAB = 248320
 _D = 5120
 _ROWS = 5  # of a speculative cycle
-_LAYERS, _CHANNELS, _GATES = 48, 10240, 96  # of the Gated DeltaNet layers
+_LAYERS, _CHANNELS, _UPDATES = 48, 10240, 8240  # of the Gated DeltaNet layers
 _PENDING = 8  # rows that there is room for
 _BUFFERS = 4
 _LAUNCHES = 32
@@ -219,24 +219,28 @@ def _measure_keep(backend: Backend, samples: int, memory: _Memory) -> Metric:
     def rows(count: int, width: int) -> DeviceArray:
         return memory.empty((count, _LAYERS, width), "bfloat16")
 
-    projected, gates = rows(_ROWS, _CHANNELS), rows(_ROWS, _GATES)
-    pending, pending_gates = rows(_PENDING, _CHANNELS), rows(_PENDING, _GATES)
+    def updates(count: int) -> DeviceArray:
+        return memory.empty((count, _LAYERS, _UPDATES), "float32")
+
+    projected, pending = rows(_ROWS, _CHANNELS), rows(_PENDING, _CHANNELS)
+    new_updates, pending_updates = updates(_ROWS), updates(_PENDING)
     windows = memory.empty((_LAYERS, _CHANNELS, 3), "bfloat16")
     num_accepted = memory.ints([3])
 
     def enqueue(_: int, stream: int) -> None:
         gdn_keep(
             projected,
-            gates,
+            new_updates,
             pending_qkv=pending,
-            pending_gates=pending_gates,
+            pending_updates=pending_updates,
             windows=windows,
             num_accepted=num_accepted,
             stream=stream,
         )
 
-    # Rows read and written, three accepted ones read, windows written: of two bytes.
-    num_bytes = 2 * _LAYERS * (2 * _ROWS * (_CHANNELS + _GATES) + (3 + 3) * _CHANNELS)
+    # Rows read and written, three accepted ones read, windows written.
+    row_bytes = 2 * (2 * _CHANNELS + 4 * _UPDATES)
+    num_bytes = _LAYERS * (_ROWS * row_bytes + 2 * (3 + 3) * _CHANNELS)
     return _timed(backend, samples, f"gdn_keep.rows{_ROWS}", num_bytes, enqueue, n=_CHANNELS)
 
 

@@ -21,7 +21,7 @@ from bytebound.config import ModelConfig
 from bytebound.cuda import fusion
 from bytebound.cuda.executor import PREFILL_CHUNK
 from bytebound.cuda.held import BYTES, Held, held
-from bytebound.cuda.state import MAX_ROWS, cache_positions
+from bytebound.cuda.state import MAX_ROWS, cache_positions, updates_width
 from bytebound.cuda.stream import activation_bytes, num_ops
 from bytebound.memory import (
     FLOAT32_BYTES,
@@ -234,18 +234,22 @@ class CudaMemory:
         return sum(map(taken, sizes))
 
     def _kept_rows(self) -> int:
-        """Projections of the rows of a pass, and of those of the pass before."""
+        """Projections of the rows of a pass, and what the pass before keeps of its own."""
         config = self.config
-        width = 2 * config.conv_channels + config.value_dim + 4 * config.linear_num_value_heads
-        return config.num_linear_layers * MAX_ROWS * width * BYTES
+        width = 2 * config.conv_channels + config.value_dim + 2 * config.linear_num_value_heads
+        return config.num_linear_layers * MAX_ROWS * width * BYTES + self._updates()
+
+    def _updates(self) -> int:
+        config = self.config
+        return config.num_linear_layers * MAX_ROWS * updates_width(config) * FLOAT32_BYTES
 
     def _stream(self) -> int:
         """What the rows of a pass hand over in a weight stream, its workspace and its program."""
         if self.engine != "stream":
             return 0
         table = bk.weight_stream_table_bytes(num_ops(self.config))
-        rows = taken(activation_bytes(self.config))
-        return rows + taken(self.card.stream_bytes) + taken(table)
+        sizes = (activation_bytes(self.config), self._updates(), self.card.stream_bytes, table)
+        return sum(map(taken, sizes))
 
     def _draft_head(self, matrices: list[Held]) -> int:
         if not self.draft_ids:

@@ -1,9 +1,9 @@
 """What the GPU holds of one sequence. Everything is allocated once: no address ever changes.
 
 KV beyond the committed length is garbage that the next rows overwrite. Recurrent state and conv
-window hold the committed rows but those of the last verify pass: they wait in ``pending``, and the
-next pass replays the first ``num_accepted`` of them before its own rows. So a rejected guess never
-touches the state, and each pass reads and writes it once.
+window hold the committed rows but those of the last verify pass: what that pass computed of them
+waits in ``pending``, and the next one replays the first ``num_accepted`` before its own rows. So a
+rejected guess never touches the state, and each pass reads and writes it once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import bytebound_kernels as bk
 import torch
-from bytebound_kernels import GdnRows, GdnState
+from bytebound_kernels import GdnPending, GdnState
 
 from bytebound.config import ModelConfig
 
@@ -53,11 +53,7 @@ class GatedDeltaState:
     settled: GdnState  # conv_window [C, 3] as the activations, recurrent [HV, K, V] float32
     projected: torch.Tensor  # [MAX_ROWS, C + HV * V], of the pass that runs
     gates: torch.Tensor  # [MAX_ROWS, 2 * HV], likewise: a, b
-    pending: GdnRows  # MAX_ROWS rows of the pass before
-
-    def pending_of(self, rows: int) -> GdnRows | None:
-        """The first ``rows`` pending ones; None for 0."""
-        return GdnRows(*(one[:rows] for one in self.pending)) if rows else None
+    pending: GdnPending  # MAX_ROWS rows of the pass before
 
 
 LayerState = KvCache | GatedDeltaState
@@ -75,7 +71,7 @@ class SequenceState:
     _projected: torch.Tensor  # [GDN layers, MAX_ROWS, C + HV * V]
     _gates: torch.Tensor  # [GDN layers, MAX_ROWS, 2 * HV]
     _pending_qkv: torch.Tensor  # [GDN layers, MAX_ROWS, C]
-    _pending_gates: torch.Tensor  # as _gates
+    _pending_updates: torch.Tensor  # float32 [GDN layers, MAX_ROWS, W]
 
     @classmethod
     def empty(
@@ -94,8 +90,9 @@ class SequenceState:
 
         heads, channels = config.linear_num_value_heads, config.conv_channels
         projected, gates = rows(channels + config.value_dim), rows(2 * heads)
-        pending_qkv, pending_gates = rows(channels), rows(2 * heads)
+        pending_qkv = rows(channels)
         linear = config.num_linear_layers
+        pending_updates = torch.zeros(linear, MAX_ROWS, updates_width(config), device=device)
         # One tensor of each kind for all layers, so that a snapshot is two copies.
         windows = torch.zeros(
             linear, channels, config.linear_conv_kernel_dim - 1, dtype=dtype, device=device
@@ -114,7 +111,7 @@ class SequenceState:
                 layers.append(KvCache.empty(config, max_len, kv_dtype, device))
                 continue
             settled = GdnState(windows[index], recurrent[index])
-            pending = GdnRows(pending_qkv[index], *pending_gates[index].chunk(2, dim=-1))
+            pending = GdnPending(pending_qkv[index], pending_updates[index])
             layers.append(GatedDeltaState(settled, projected[index], gates[index], pending))
             index += 1
         numbers = torch.zeros(2, 1, dtype=torch.int32, device=device)
@@ -127,7 +124,7 @@ class SequenceState:
             projected,
             gates,
             pending_qkv,
-            pending_gates,
+            pending_updates,
         )
 
     def gated_delta_states(self) -> Iterator[GatedDeltaState]:
@@ -140,24 +137,17 @@ class SequenceState:
         layers = (layer for layer in self.layers if isinstance(layer, KvCache))
         return tuple(one for layer in layers for one in layer.tensors)
 
-    def keep_rows(self, rows: int) -> None:
-        """Make the rows of this pass the pending ones; none of them is accepted yet.
-
-        A copy, not two generations that take turns: a graph then does not depend on the number of
-        passes before it, at the price of two small kernels.
-        """
-        channels = self._pending_qkv.shape[-1]
-        self._pending_qkv[:, :rows].copy_(self._projected[:, :rows, :channels])
-        self._pending_gates[:, :rows].copy_(self._gates[:, :rows])
+    def accept_none(self) -> None:
+        """The rows of this pass are pending; none of them is accepted yet."""
         self.num_accepted.zero_()
 
-    def move_on(self, projected: torch.Tensor, gates: torch.Tensor) -> None:
-        """As ``keep_rows``, of rows [R, GDN layers, ...] that took no conv window along."""
+    def move_on(self, projected: torch.Tensor, updates: torch.Tensor) -> None:
+        """As ``accept_none``, of rows [R, GDN layers, ...] that nobody has made pending."""
         bk.gdn_keep(
             projected[..., : self._pending_qkv.shape[-1]],
-            gates,
+            updates,
             pending_qkv=self._pending_qkv.transpose(0, 1),
-            pending_gates=self._pending_gates.transpose(0, 1),
+            pending_updates=self._pending_updates.transpose(0, 1),
             windows=self._windows,
             num_accepted=self.num_accepted,
         )
@@ -185,6 +175,11 @@ class SequenceState:
         self._recurrent.copy_(recurrent)
         self._windows.copy_(windows)
         self.num_accepted.zero_()
+
+
+def updates_width(config: ModelConfig) -> int:
+    """Floats that a GDN layer keeps of a pending row."""
+    return bk.gdn_updates_width(config.linear_num_key_heads, config.linear_num_value_heads)
 
 
 def cache_positions(max_len: int) -> int:

@@ -44,7 +44,7 @@ class Step:
         into the state; then this one's rows become the pending ones, none of them accepted.
         """
         self._pass(weights, state, self.buffers.ids[:rows], pending_rows)
-        state.keep_rows(rows)
+        state.accept_none()
 
     def advance(self, weights: ModelWeights, state: SequenceState, ids: torch.Tensor) -> None:
         """As ``verify`` of ``ids`` [1], with the same bits, accepted whatever comes.
@@ -159,8 +159,9 @@ class Step:
             weights.constants,
             state.settled,
             commit=pending_rows == 0,
-            pending=state.pending_of(pending_rows),
+            pending=state.pending if pending_rows else None,
             num_accepted=num_accepted if pending_rows else None,
+            pending_rows=pending_rows if pending_rows else None,
             eps=self.config.rms_norm_eps,
             out=out,
             # An ordinary launch, the last of each pass, lies between this one and what wrote it.

@@ -21,7 +21,13 @@ import torch
 from bytebound.config import ModelConfig
 from bytebound.cuda.buffers import split_qkv
 from bytebound.cuda.matrices import SWIGLU_SCALE, DenseMatrix, Matrix, PackedMatrix
-from bytebound.cuda.state import MAX_ROWS, GatedDeltaState, KvCache, SequenceState
+from bytebound.cuda.state import (
+    MAX_ROWS,
+    GatedDeltaState,
+    KvCache,
+    SequenceState,
+    updates_width,
+)
 from bytebound.cuda.step import Step, delta_rows
 from bytebound.cuda.weights import AttentionWeights, GatedDeltaWeights, LayerWeights, ModelWeights
 
@@ -139,6 +145,7 @@ class StreamStep(Step):
     """``Step`` whose ``verify`` is the weight stream."""
 
     activations: Activations
+    updates: torch.Tensor  # float32 [MAX_ROWS, GDN layers, W]: what the next pass replays
     program: bk.StreamProgram
     workspace: torch.Tensor  # uint8, all bits set between launches
 
@@ -150,15 +157,20 @@ class StreamStep(Step):
             TypeError: a matrix is not in the form that a stream reads (``stream_limits.py``).
         """
         device = weights.device
-        activations = Activations.empty(step.config, device)
+        config = step.config
+        activations = Activations.empty(config, device)
+        updates = torch.zeros(
+            MAX_ROWS, config.num_linear_layers, updates_width(config), device=device
+        )
         size = bk.weight_stream_workspace_bytes(device.index or 0)
-        ops = _Planner(step, state, activations).ops(weights)
+        ops = _Planner(step, state, activations, updates).ops(weights)
         table = torch.empty(
             bk.weight_stream_table_bytes(len(ops)), dtype=torch.uint8, device=device
         )
         return cls(
             **{field.name: getattr(step, field.name) for field in fields(Step)},
             activations=activations,
+            updates=updates,
             program=bk.StreamProgram(ops, table=table),
             workspace=torch.full((size,), 0xFF, dtype=torch.uint8, device=device),
         )
@@ -180,16 +192,19 @@ class StreamStep(Step):
         activations = self.activations
         activations.mark(rows)
         bk.weight_stream(self.program, rows=rows, workspace=self.workspace)
-        state.move_on(activations.projected[:rows], activations.gates[:rows])
+        state.move_on(activations.projected[:rows], self.updates[:rows])
 
 
 class _Planner:
     """Makes the ops of all launches over addresses that never change."""
 
-    def __init__(self, step: Step, state: SequenceState, activations: Activations) -> None:
+    def __init__(
+        self, step: Step, state: SequenceState, activations: Activations, updates: torch.Tensor
+    ) -> None:
         self._step = step
         self._state = state
         self._activations = activations
+        self._updates = updates
         self._eps = step.config.rms_norm_eps
 
     def ops(self, weights: ModelWeights) -> list[bk.StreamOp]:
@@ -257,6 +272,7 @@ class _Planner:
             state.pending,
             self._state.num_accepted,
             activations.mixed[:, linear],
+            self._updates[:, linear],
             self._eps,
         )
         return [

@@ -15,15 +15,16 @@ _OP = "gdn_keep"
 _DTYPES = ("float16", "bfloat16")
 _MAX_ROWS = 8
 _MAX_LAYERS = 65535  # of a grid
-_PAIR_BYTES = 4  # the kernel moves two elements at once
+_PAIR_BYTES = 4  # the kernel moves two channels at once
+_QUAD_BYTES = 16  # and four updates
 
 
 def gdn_keep(
     projected: Any,
-    gates: Any,
+    updates: Any,
     *,
     pending_qkv: Any,
-    pending_gates: Any,
+    pending_updates: Any,
     windows: Any,
     num_accepted: Any,
     stream: Any = None,
@@ -32,7 +33,7 @@ def gdn_keep(
 
     Formula, for each layer and channel:
         window <- the last 3 of (window, the first num_accepted pending rows)
-        pending[r] <- projected[r], and the gates likewise, r < R
+        pending[r] <- projected[r], and the updates likewise, r < R
 
     The recurrent states have taken in the accepted rows already: ``weight_stream`` does that, as
     ``gdn_step`` does, which moves its window itself.
@@ -41,9 +42,10 @@ def gdn_keep(
         projected: [R, L, C] of this pass, R from 1 to 8, float16 or bfloat16: the channels before
             the convolution. As with the other tensors of rows, the elements of a row of a layer are
             adjacent and rows and layers lie at any distance, all multiples of 4 bytes.
-        gates: [R, L, 2 HV] of this pass.
+        updates: [R, L, W] float32 of this pass, W a multiple of 4: see ``GdnPending``. Rows and
+            layers lie at multiples of 16 bytes.
         pending_qkv: [8, L, C], written in its first R rows.
-        pending_gates: [8, L, 2 HV], likewise.
+        pending_updates: [8, L, W], likewise.
         windows: [L, C, 3] contiguous, oldest input first, written.
         num_accepted: int32 of one element, on the device; values beyond 0 and 8 count as the
             nearest of the two.
@@ -75,66 +77,74 @@ def gdn_keep(
     rows, layers, channels = projected_view.shape
     if not 1 <= layers <= _MAX_LAYERS:
         raise UnsupportedShapeError(f"{_OP}: L is {layers}; expected 1 to {_MAX_LAYERS}")
-    gates_view = view(_OP, "gates", gates, (dtype,))
-    if gates_view.shape[:2] != (rows, layers) or len(gates_view.shape) != 3:
+    updates_view = view(_OP, "updates", updates, ("float32",))
+    if updates_view.shape[:2] != (rows, layers) or len(updates_view.shape) != 3:
         raise UnsupportedShapeError(
-            f"{_OP}: gates has shape {gates_view.shape}; expected ({rows}, {layers}, any)"
+            f"{_OP}: updates has shape {updates_view.shape}; expected ({rows}, {layers}, any)"
         )
-    gate_channels = gates_view.shape[2]
+    width = updates_view.shape[2]
     kept = view(_OP, "pending_qkv", pending_qkv, (dtype,))
-    kept_gates = view(_OP, "pending_gates", pending_gates, (dtype,))
-    for tensor, width in ((kept, channels), (kept_gates, gate_channels)):
-        if tensor.shape != (_MAX_ROWS, layers, width):
+    kept_updates = view(_OP, "pending_updates", pending_updates, ("float32",))
+    for tensor, size in ((kept, channels), (kept_updates, width)):
+        if tensor.shape != (_MAX_ROWS, layers, size):
             raise UnsupportedShapeError(
                 f"{_OP}: {tensor.name} has shape {tensor.shape}; expected "
-                f"({_MAX_ROWS}, {layers}, {width})"
+                f"({_MAX_ROWS}, {layers}, {size})"
             )
     window = packed_view(_OP, "windows", windows, dtype, (layers, channels, 3))
     accepted = packed_view(_OP, "num_accepted", num_accepted, "int32", (1,))
-    if channels % 2 or gate_channels % 2 or not channels or not gate_channels:
+    if channels % 2 or width % 4 or not channels or not width:
         raise UnsupportedShapeError(
-            f"{_OP}: got {channels} channels and {gate_channels} gates; expected even numbers "
+            f"{_OP}: got {channels} channels and {width} updates; expected multiples of 2 and 4 "
             f"above 0"
         )
-    strides = [_distances(tensor) for tensor in (projected_view, gates_view, kept, kept_gates)]
+    strides = [
+        _distances(tensor, unit)
+        for tensor, unit in (
+            (projected_view, _PAIR_BYTES),
+            (updates_view, _QUAD_BYTES),
+            (kept, _PAIR_BYTES),
+            (kept_updates, _QUAD_BYTES),
+        )
+    ]
     _check_apart(kept)
-    _check_apart(kept_gates)
-    for written in (kept, kept_gates, window):
-        for other in (projected_view, gates_view, accepted, kept, kept_gates, window):
+    _check_apart(kept_updates)
+    for written in (kept, kept_updates, window):
+        for other in (projected_view, updates_view, accepted, kept, kept_updates, window):
             if other is not written:
                 no_overlap(_OP, written, other)
 
     require_cuda(_OP)
-    device = common_device(_OP, projected_view, gates_view, kept, kept_gates, window, accepted)
+    device = common_device(_OP, projected_view, updates_view, kept, kept_updates, window, accepted)
     require_cuda(_OP, device)
     _native.gdn_keep(
         projected_view.pointer,
-        gates_view.pointer,
+        updates_view.pointer,
         kept.pointer,
-        kept_gates.pointer,
+        kept_updates.pointer,
         window.pointer,
         accepted.pointer,
         projected_strides=strides[0],
-        gates_strides=strides[1],
+        updates_strides=strides[1],
         pending_strides=strides[2],
-        pending_gates_strides=strides[3],
+        pending_updates_strides=strides[3],
         layers=layers,
         channels=channels,
-        gate_channels=gate_channels,
+        width=width,
         rows=rows,
         device=device,
         stream=stream_handle(_OP, stream, projected, device),
     )
 
 
-def _distances(tensor: TensorView) -> tuple[int, int]:
+def _distances(tensor: TensorView, unit: int) -> tuple[int, int]:
     """From row to row and from layer to layer, in elements."""
     row, layer, element = tensor.strides
-    even = not any(stride * tensor.itemsize % _PAIR_BYTES for stride in (row, layer))
-    if element != 1 or tensor.pointer % _PAIR_BYTES or not even or min(row, layer) < 0:
+    fits = not any(stride * tensor.itemsize % unit for stride in (row, layer))
+    if element != 1 or tensor.pointer % unit or not fits or min(row, layer) < 0:
         raise UnsupportedLayoutError(
             f"{_OP}: {tensor.name} starts at {tensor.pointer:#x} with strides {tensor.strides}; "
-            f"expected adjacent elements, and all else at multiples of {_PAIR_BYTES} bytes"
+            f"expected adjacent elements, and all else at multiples of {unit} bytes"
         )
     return row, layer
 

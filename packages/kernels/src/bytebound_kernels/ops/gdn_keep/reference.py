@@ -7,10 +7,10 @@ __all__ = ["gdn_keep_reference"]
 
 def gdn_keep_reference(
     projected: Any,
-    gates: Any,
+    updates: Any,
     *,
     pending_qkv: Any,
-    pending_gates: Any,
+    pending_updates: Any,
     windows: Any,
     num_accepted: Any,
 ) -> None:
@@ -22,9 +22,9 @@ def gdn_keep_reference(
 
     Args:
         projected: [R, L, C], a PyTorch tensor on any device.
-        gates: [R, L, 2 HV].
+        updates: [R, L, W].
         pending_qkv: [8, L, C], written in its first R rows.
-        pending_gates: [8, L, 2 HV], likewise.
+        pending_updates: [8, L, W], likewise.
         windows: [L, C, 3], oldest input first, written.
         num_accepted: one integer, taken as 0 to 8.
     """
@@ -34,4 +34,4 @@ def gdn_keep_reference(
     accepted = pending_qkv[:count].permute(1, 2, 0)
     windows.copy_(torch.cat((windows, accepted), dim=-1)[..., -windows.shape[-1] :])
     pending_qkv[: len(projected)] = projected
-    pending_gates[: len(gates)] = gates
+    pending_updates[: len(updates)] = updates

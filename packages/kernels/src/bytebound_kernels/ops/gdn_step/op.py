@@ -21,7 +21,7 @@ from bytebound_kernels.errors import (
     UnsupportedShapeError,
 )
 
-__all__ = ["GdnRows", "GdnState", "GdnWeights", "gdn_step"]
+__all__ = ["GdnPending", "GdnRows", "GdnState", "GdnWeights", "gdn_step", "gdn_updates_width"]
 
 _OP = "gdn_step"
 _DTYPES = ("float16", "bfloat16")
@@ -45,6 +45,22 @@ class GdnRows(NamedTuple):
     qkv: Any
     a: Any
     b: Any
+
+
+class GdnPending(NamedTuple):
+    """What a verify pass keeps of its rows for the next pass to replay, contiguous.
+
+    A row then is ``S <- decay S + k delta^T``: no convolution, no norm and no sum is done twice.
+
+    Attributes:
+        qkv: [P, C] of the dtype of the rows, before the convolution: the next window.
+        updates: [P, W] float32, W = ``gdn_updates_width(H, HV)``. A row is k [H, K] behind the
+            convolution and not normalised, delta [HV, V], which is d times what normalises k, and
+            decay [HV], in this order, filled up to whole units of 16 bytes.
+    """
+
+    qkv: Any
+    updates: Any
 
 
 class GdnWeights(NamedTuple):
@@ -87,6 +103,11 @@ class _RowViews(NamedTuple):
         return row_stride(_OP, self.qkv), row_stride(_OP, self.a), row_stride(_OP, self.b)
 
 
+def gdn_updates_width(h: int, hv: int) -> int:
+    """Floats of a row of ``GdnPending.updates`` for H key heads and HV value heads."""
+    return (h + hv) * _HEAD_DIM + -(-hv // 4) * 4
+
+
 def gdn_step(
     rows: GdnRows,
     z: Any,
@@ -94,8 +115,9 @@ def gdn_step(
     state: GdnState,
     *,
     commit: bool,
-    pending: GdnRows | None = None,
+    pending: GdnPending | None = None,
     num_accepted: Any = None,
+    pending_rows: int | None = None,
     eps: float = 1e-6,
     out: Any = None,
     state_settled: bool = False,
@@ -114,10 +136,11 @@ def gdn_step(
         step, ``commit=True``: state and window take in all rows.
         verify, ``commit=False``: state and window are read and not written.
         replay, ``commit=False`` with ``pending`` and ``num_accepted``: the first ``num_accepted``
-            rows of an earlier verify pass are taken into state and window, and the rows of this
-            pass are verified upon that. One cycle of speculative decoding so reads and writes the
-            state once. With 0 accepted rows nothing is written but out. There may be no rows in
-            ``rows``: then the replay is all that is done.
+            rows of the pass before are taken into state and window, the rows of this pass are
+            verified upon that, and then take the place of the pending ones. One cycle of
+            speculative decoding so reads and writes the state once. With 0 accepted rows state and
+            window are not written. There may be no rows in ``rows``: then the replay is all that is
+            done, and the pending rows stay.
 
     Args:
         rows: qkv [R, C], a and b [R, HV], R from 0 to 8, float16 or bfloat16, on a CUDA device.
@@ -127,13 +150,15 @@ def gdn_step(
         weights: see GdnWeights; conv starts at a multiple of 16 bytes.
         state: see GdnState; conv_window starts at a multiple of 4 bytes, recurrent of 16.
         commit: whether state and window take in ``rows``.
-        pending: rows of an earlier pass, with any number of rows from 1 to 8.
+        pending: see GdnPending, of P rows, 1 to 8 and no fewer than R; read, then written. updates
+            start at a multiple of 16 bytes, qkv of 4.
         num_accepted: int32 of one element, on the device, so that a captured graph fits any count.
-            Values beyond 0 and the number of pending rows count as the nearest of the two.
+            Values beyond 0 and ``pending_rows`` count as the nearest of the two.
+        pending_rows: how many rows the pass before had at most, 0 to P: no more are read. None: P.
         eps: of the norm; 0 or more.
         out: [R, HV * V] like z, with a row distance of its own. None: a new tensor.
-        state_settled: promises that state and window had been written to their end before this
-            kernel can start, so that it may read them while the previous kernel still runs; see
+        state_settled: promises that state, window and pending had been written to their end before
+            this kernel can start, so that it may read them while the previous one still runs; see
             csrc/gdn_step.h. It holds where an ordinary launch, without overlap, lies in between.
         stream: a stream handle as an integer, or a PyTorch or CuPy stream. None: the stream that is
             current in the framework of qkv.
@@ -146,9 +171,10 @@ def gdn_step(
         UnsupportedTensorError: an argument is no tensor, or out is needed for such a tensor.
         UnsupportedDtypeError: a dtype has no kernel, or two do not fit.
         UnsupportedShapeError: a shape does not fit, or K or V is not 128.
-        UnsupportedLayoutError: strides, alignment, or out or the state overlaps another argument.
+        UnsupportedLayoutError: strides, alignment, or what is written overlaps another argument.
         UnsupportedDeviceError: host memory, or more than one device.
-        InvalidArgumentError: eps, stream, or a combination of commit, pending and num_accepted.
+        InvalidArgumentError: eps, stream, pending_rows, or a combination of commit, pending and
+            num_accepted.
         CudaError: the launch failed.
 
     Numerics: float32 throughout, one cast at the end, to nearest even. Every sum has a fixed order
@@ -170,17 +196,19 @@ def gdn_step(
     check_kind(_OP, "weights", weights, GdnWeights)
     check_kind(_OP, "state", state, GdnState)
     if pending is not None:
-        check_kind(_OP, "pending", pending, GdnRows)
+        check_kind(_OP, "pending", pending, GdnPending)
 
     recurrent = packed_view(_OP, "state.recurrent", state.recurrent, "float32", (None, None, None))
     hv = _check_heads(recurrent)
     current = _view_rows("rows", rows, hv)
     dtype, num_rows, channels = current.qkv.dtype, current.qkv.shape[0], current.qkv.shape[1]
     h = _key_heads(channels, hv)
-    earlier, accepted = current, None
+    kept: list[TensorView] = []
+    accepted = None
     if pending is not None:
-        earlier = _view_rows("pending", pending, hv, dtype, channels)
+        kept = _view_pending(pending, num_rows, dtype, (h, hv))
         accepted = packed_view(_OP, "num_accepted", num_accepted, "int32", (1,))
+    most_replayed = _check_pending_rows(pending_rows, kept[0].shape[0] if kept else 0)
     z_view = _view_values("z", z, dtype, (num_rows, hv * _HEAD_DIM))
     constants = (
         packed_view(_OP, "weights.conv", weights.conv, dtype, (channels, 4)),
@@ -194,23 +222,23 @@ def gdn_step(
     _check_alignment(window, _PAIR_BYTES)
 
     inputs = [*current, z_view, *constants]
-    if pending is not None and accepted is not None:
-        inputs += [*earlier, accepted]
-    for written in (recurrent, window):
-        for read in inputs:
-            no_overlap(_OP, written, read)
-    no_overlap(_OP, recurrent, window)
+    if accepted is not None:
+        inputs.append(accepted)
+    written = [recurrent, window, *kept]
+    for i, one in enumerate(written):
+        for other in (*inputs, *written[i + 1 :]):
+            no_overlap(_OP, one, other)
     out_view = None
     if out is not None:
         out_view = _view_values("out", out, dtype, z_view.shape)
         stride = row_stride(_OP, out_view)
-        for read in (*inputs, recurrent, window):
+        for read in (*inputs, *written):
             # Rows at one distance may be column ranges of one wider tensor.
             is_beside = num_rows > 1 and len(read.shape) == 2 and read.strides[0] == stride
             no_overlap(_OP, out_view, read, common_row_stride=stride if is_beside else 0)
 
     require_cuda(_OP)
-    tensors = [*inputs, recurrent, window] + ([] if out_view is None else [out_view])
+    tensors = [*inputs, *written] + ([] if out_view is None else [out_view])
     device = common_device(_OP, *tensors)
     require_cuda(_OP, device)
     if out is None or out_view is None:
@@ -219,7 +247,7 @@ def gdn_step(
 
     _native.gdn_step(
         current.pointers(),
-        earlier.pointers() if pending is not None else (0, 0, 0),
+        tuple(one.pointer for one in kept) if kept else (0, 0),
         z=z_view.pointer,
         out=out_view.pointer,
         num_accepted=0 if accepted is None else accepted.pointer,
@@ -230,9 +258,8 @@ def gdn_step(
         conv_window=window.pointer,
         state=recurrent.pointer,
         rows=num_rows,
-        pending_rows=0 if pending is None else earlier.qkv.shape[0],
+        pending_rows=most_replayed,
         row_strides=current.strides(),
-        pending_row_strides=earlier.strides(),
         z_row_stride=row_stride(_OP, z_view),
         out_row_stride=row_stride(_OP, out_view),
         h=h,
@@ -272,20 +299,48 @@ def _key_heads(channels: int, hv: int) -> int:
     return h
 
 
-def _view_rows(
-    name: str, rows: GdnRows, hv: int, dtype: str | None = None, channels: int | None = None
-) -> _RowViews:
-    qkv = view(_OP, f"{name}.qkv", rows.qkv, _DTYPES if dtype is None else (dtype,))
-    fewest = 0 if channels is None else 1
-    if (
-        len(qkv.shape) != 2
-        or not fewest <= qkv.shape[0] <= _MAX_ROWS
-        or channels not in (None, qkv.shape[1])
-    ):
-        wanted = "C" if channels is None else channels
+def _view_pending(
+    pending: GdnPending, num_rows: int, dtype: str, heads: tuple[int, int]
+) -> list[TensorView]:
+    h, hv = heads
+    channels = (2 * h + hv) * _HEAD_DIM
+    qkv = view(_OP, "pending.qkv", pending.qkv, (dtype,))
+    fewest = max(num_rows, 1)
+    if len(qkv.shape) != 2 or not fewest <= qkv.shape[0] <= _MAX_ROWS or qkv.shape[1] != channels:
         raise UnsupportedShapeError(
-            f"{_OP}: {qkv.name} has shape {qkv.shape}; expected [R, {wanted}] with R from "
+            f"{_OP}: {qkv.name} has shape {qkv.shape}; expected [P, {channels}] with P from "
             f"{fewest} to {_MAX_ROWS}"
+        )
+    rows = qkv.shape[0]
+    kept = [
+        packed_view(_OP, "pending.qkv", pending.qkv, dtype, (rows, channels)),
+        packed_view(
+            _OP, "pending.updates", pending.updates, "float32", (rows, gdn_updates_width(h, hv))
+        ),
+    ]
+    _check_alignment(kept[0], _PAIR_BYTES)
+    _check_alignment(kept[1], _QUAD_BYTES)
+    return kept
+
+
+def _check_pending_rows(pending_rows: int | None, most: int) -> int:
+    if pending_rows is None:
+        return most
+    if isinstance(pending_rows, bool) or not isinstance(pending_rows, int):
+        kind = type(pending_rows).__name__
+        raise InvalidArgumentError(f"{_OP}: pending_rows is of type {kind}; expected int")
+    if not 0 <= pending_rows <= most:
+        raise InvalidArgumentError(
+            f"{_OP}: pending_rows is {pending_rows}; expected 0 to {most}, the rows of pending"
+        )
+    return pending_rows
+
+
+def _view_rows(name: str, rows: GdnRows, hv: int) -> _RowViews:
+    qkv = view(_OP, f"{name}.qkv", rows.qkv, _DTYPES)
+    if len(qkv.shape) != 2 or not 0 <= qkv.shape[0] <= _MAX_ROWS:
+        raise UnsupportedShapeError(
+            f"{_OP}: {qkv.name} has shape {qkv.shape}; expected [R, C] with R from 0 to {_MAX_ROWS}"
         )
     _check_pair_rows(qkv)
     gates = []

@@ -27,7 +27,13 @@ from bytebound_kernels.ops.attention_decode.caches import (
     norm_views,
     scale_views,
 )
-from bytebound_kernels.ops.gdn_step import GdnRows, GdnState, GdnWeights
+from bytebound_kernels.ops.gdn_step import (
+    GdnPending,
+    GdnRows,
+    GdnState,
+    GdnWeights,
+    gdn_updates_width,
+)
 from bytebound_kernels.ops.w4_matvec import PackedW4
 from bytebound_kernels.ops.weight_stream.records import (
     MAX_ROWS,
@@ -66,7 +72,7 @@ class CheckedOp:
     reads: tuple[TensorView, ...] = ()  # handed over, or from before the launch
     residual: TensorView | None = None
     constants: tuple[TensorView, ...]  # that no op of the launch writes
-    result: TensorView | None = None
+    results: tuple[TensorView, ...] = ()
     state: TensorView | None = None  # recurrent: a replay writes it, a step reads it
     kept: tuple[TensorView, ...] = ()  # that the op alone writes and reads: caches, counters
     workspace: TensorView | None = None  # of attention
@@ -75,9 +81,8 @@ class CheckedOp:
     @property
     def tensors(self) -> tuple[TensorView, ...]:
         """All that the op touches."""
-        others = (self.residual, self.result, self.state, self.workspace)
-        known = (one for one in others if one is not None)
-        return (*self.reads, *self.constants, *self.kept, *known)
+        others = (one for one in (self.residual, self.state, self.workspace) if one is not None)
+        return (*self.reads, *self.constants, *self.kept, *self.results, *others)
 
 
 def check_op(index: int, op: StreamOp) -> CheckedOp:
@@ -112,17 +117,16 @@ def _rows(
     width: int | None = None,
     *,
     alignment: int = 1,
-    num_rows: int = MAX_ROWS,
 ) -> TensorView:
-    """Describe rows that are read: [num_rows, width], None for any width."""
+    """Describe rows that are read: [MAX_ROWS, width], None for any width."""
     found = view(OP, name, tensor, dtypes)
-    if len(found.shape) != 2 or found.shape[0] != num_rows or width not in (None, found.shape[1]):
+    if len(found.shape) != 2 or found.shape[0] != MAX_ROWS or width not in (None, found.shape[1]):
         wanted = "any" if width is None else width
         raise UnsupportedShapeError(
-            f"{OP}: {name} has shape {found.shape}; expected ({num_rows}, {wanted})"
+            f"{OP}: {name} has shape {found.shape}; expected ({MAX_ROWS}, {wanted})"
         )
     distance = row_stride(OP, found) * found.itemsize
-    if found.pointer % alignment or (num_rows > 1 and distance % alignment):
+    if found.pointer % alignment or distance % alignment:
         raise UnsupportedLayoutError(
             f"{OP}: {name} starts at {found.pointer:#x} with rows at a distance of {distance} "
             f"bytes; expected multiples of {alignment}"
@@ -180,7 +184,7 @@ def _norm(name: str, op: StreamNorm) -> CheckedOp:
         },
         reads=(x,),
         constants=(weight,),
-        result=out,
+        results=() if out is None else (out,),
     )
 
 
@@ -206,7 +210,7 @@ def _gates(name: str, op: StreamGates) -> CheckedOp:
             "d": d,
         },
         constants=(weight,),
-        result=out,
+        results=(out,),
         multiplies=d,
     )
 
@@ -256,17 +260,15 @@ def _product(name: str, op: StreamProduct) -> CheckedOp:
         reads=() if x is None else (x,),
         residual=residual,
         constants=(data,),
-        result=out,
+        results=(out,),
         multiplies=weight.k if x is None else None,
     )
 
 
-def _gdn_rows(
-    name: str, rows: GdnRows, channels: int | None, hv: int, num_rows: int
-) -> tuple[TensorView, TensorView, TensorView]:
-    qkv = _rows(f"{name}.qkv", rows.qkv, _HALF, channels, alignment=_PAIR_BYTES, num_rows=num_rows)
+def _gdn_rows(name: str, rows: GdnRows, hv: int) -> tuple[TensorView, TensorView, TensorView]:
+    qkv = _rows(f"{name}.qkv", rows.qkv, _HALF, alignment=_PAIR_BYTES)
     a, b = (
-        _rows(f"{name}.{field}", tensor, _HALF, hv, num_rows=num_rows)
+        _rows(f"{name}.{field}", tensor, _HALF, hv)
         for field, tensor in (("a", rows.a), ("b", rows.b))
     )
     return qkv, a, b
@@ -288,14 +290,25 @@ def _key_heads(qkv: TensorView, hv: int) -> int:
     return h
 
 
-def _num_pending(name: str, pending: GdnRows) -> int:
+def _pending(name: str, pending: GdnPending, h: int, hv: int) -> tuple[TensorView, TensorView]:
     found = view(OP, f"{name}.pending.qkv", pending.qkv, _HALF)
     if len(found.shape) != 2 or not 1 <= found.shape[0] <= MAX_ROWS:
         raise UnsupportedShapeError(
-            f"{OP}: {found.name} has shape {found.shape}; expected [R, C] with R from 1 to "
+            f"{OP}: {found.name} has shape {found.shape}; expected [P, C] with P from 1 to "
             f"{MAX_ROWS}"
         )
-    return found.shape[0]
+    rows, channels = found.shape[0], (2 * h + hv) * _HEAD_DIM
+    qkv = _constant(
+        f"{name}.pending.qkv", pending.qkv, "float16", (rows, channels), alignment=_PAIR_BYTES
+    )
+    updates = _constant(
+        f"{name}.pending.updates",
+        pending.updates,
+        "float32",
+        (rows, gdn_updates_width(h, hv)),
+        alignment=_QUAD_BYTES,
+    )
+    return qkv, updates
 
 
 def _gated_delta(name: str, op: StreamGatedDelta, record: StreamOp) -> CheckedOp:
@@ -303,7 +316,7 @@ def _gated_delta(name: str, op: StreamGatedDelta, record: StreamOp) -> CheckedOp
         ("rows", GdnRows),
         ("weights", GdnWeights),
         ("state", GdnState),
-        ("pending", GdnRows),
+        ("pending", GdnPending),
     ):
         check_kind(OP, f"{name}.{field}", getattr(op, field), kind)
     state = _constant(
@@ -316,13 +329,19 @@ def _gated_delta(name: str, op: StreamGatedDelta, record: StreamOp) -> CheckedOp
     hv = state.shape[0]
     if not 1 <= hv <= _MAX_HEADS:
         raise UnsupportedShapeError(f"{OP}: {state.name} has HV = {hv}; expected 1 to {_MAX_HEADS}")
-    current = _gdn_rows(f"{name}.rows", op.rows, None, hv, MAX_ROWS)
+    current = _gdn_rows(f"{name}.rows", op.rows, hv)
     h, channels = _key_heads(current[0], hv), current[0].shape[1]
-    num_pending = _num_pending(name, op.pending)
-    pending = _gdn_rows(f"{name}.pending", op.pending, channels, hv, num_pending)
+    pending = _pending(name, op.pending, h, hv)
     width = hv * _HEAD_DIM
     z = _rows(f"{name}.z", op.z, _HALF, width, alignment=_PAIR_BYTES)
     out = _result(f"{name}.out", op.out, _HALF, width, alignment=_PAIR_BYTES)
+    updates = _result(
+        f"{name}.updates",
+        op.updates,
+        ("float32",),
+        gdn_updates_width(h, hv),
+        alignment=_QUAD_BYTES,
+    )
     accepted = _constant(f"{name}.num_accepted", op.num_accepted, "int32", (1,))
     weights = f"{name}.weights"
     conv = _constant(
@@ -346,6 +365,7 @@ def _gated_delta(name: str, op: StreamGatedDelta, record: StreamOp) -> CheckedOp
             "pending": tuple(one.pointer for one in pending),
             "z": z.pointer,
             "out": out.pointer,
+            "updates": updates.pointer,
             "num_accepted": accepted.pointer,
             "conv_weight": conv.pointer,
             "a_log": a_log.pointer,
@@ -353,18 +373,18 @@ def _gated_delta(name: str, op: StreamGatedDelta, record: StreamOp) -> CheckedOp
             "norm_weight": norm.pointer,
             "conv_window": window.pointer,
             "state": state.pointer,
-            "pending_rows": num_pending,
+            "pending_rows": pending[0].shape[0],
             "row_strides": tuple(row_stride(OP, one) for one in current),
-            "pending_row_strides": tuple(row_stride(OP, one) for one in pending),
             "z_row_stride": row_stride(OP, z),
             "out_row_stride": row_stride(OP, out),
+            "updates_row_stride": row_stride(OP, updates),
             "h": h,
             "hv": hv,
             "eps": op.eps,
         },
         reads=() if replay else (*current, z),
         constants=(*pending, accepted, conv, a_log, dt_bias, norm, window),
-        result=None if replay else out,
+        results=() if replay else (out, updates),
         state=state,
     )
 
@@ -393,7 +413,7 @@ def _embedding(name: str, op: StreamEmbedding) -> CheckedOp:
             "d": d,
         },
         constants=(ids, table),
-        result=out,
+        results=(out,),
     )
 
 
@@ -459,7 +479,7 @@ def _attention(name: str, op: StreamAttention) -> CheckedOp:
         },
         reads=rows,
         constants=(*norms, inv_freq, position),
-        result=out,
+        results=(out,),
         kept=(*caches, *scales, arrived),
         workspace=workspace,
     )

@@ -34,8 +34,8 @@ def check_order(ops: Sequence[CheckedOp]) -> None:
     _check_schemes(ops)
     _check_normed_rows(ops)
     for index, op in enumerate(ops):
-        if op.result is not None:
-            _check_readers(ops, index, op.result)
+        for result in op.results:
+            _check_readers(ops, index, result)
     _check_states(ops)
     _check_attention(ops)
 
@@ -89,8 +89,9 @@ def _refuse(result: TensorView, other: TensorView, expected: str) -> None:
 
 def _check_readers(ops: Sequence[CheckedOp], writer: int, result: TensorView) -> None:
     for index, op in enumerate(ops):
-        if op.result is not None and index < writer:
-            _refuse(result, op.result, "a place of its own for each result")
+        for other in op.results:
+            if index <= writer and other is not result:
+                _refuse(result, other, "a place of its own for each result")
         for tensor in (*op.constants, *op.kept):
             _refuse(result, tensor, "separate tensors")
         for own in (op.state, op.workspace):
@@ -173,16 +174,16 @@ def _refuse_kept(own: TensorView | None, other: TensorView) -> None:
 
 def _is_settled(ops: Sequence[CheckedOp], attention: int, end: int) -> bool:
     """Whether a norm has waited for what follows from all of an attention's out."""
-    result = ops[attention].result
+    (attended,) = ops[attention].results
     for index in range(attention + 1, end):
         op = ops[index]
-        if isinstance(op.record, StreamProduct) and op.reads and _is_same(op.reads[0], result):
-            return op.result is not None and _is_normed(ops[index + 1 : end], op.result)
+        if isinstance(op.record, StreamProduct) and op.reads and _is_same(op.reads[0], attended):
+            return _is_normed(ops[index + 1 : end], op.results[0])
     return False
 
 
-def _is_same(one: TensorView, other: TensorView | None) -> bool:
-    return other is not None and (one.pointer, one.shape, one.strides) == (
+def _is_same(one: TensorView, other: TensorView) -> bool:
+    return (one.pointer, one.shape, one.strides) == (
         other.pointer,
         other.shape,
         other.strides,

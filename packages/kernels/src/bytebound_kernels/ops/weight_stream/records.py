@@ -6,7 +6,7 @@ a row are adjacent, and rows lie at any one distance that keeps the alignment th
 
 from typing import Any, NamedTuple
 
-from bytebound_kernels.ops.gdn_step import GdnRows, GdnState, GdnWeights
+from bytebound_kernels.ops.gdn_step import GdnPending, GdnRows, GdnState, GdnWeights
 
 __all__ = [
     "MAX_ROWS",
@@ -91,17 +91,18 @@ class StreamGatedDelta(NamedTuple):
 
     State and window stay as they are. The state has taken in the accepted pending rows already, by
     the ``StreamReplay`` of this step, here or in an earlier launch. Not so the window: ``gdn_keep``
-    moves it on, behind all the launches of a pass.
+    moves it and the pending rows on, behind all the launches of a pass.
 
     Attributes:
         rows: qkv [8, C], a and b [8, HV] of this pass, float16; qkv's rows aligned to 4 bytes.
         z: [8, HV * 128] float16, rows aligned to 4 bytes.
         weights: GdnWeights, conv float16; conv and norm aligned to 16 bytes.
         state: GdnState, conv_window float16, recurrent aligned to 16 bytes.
-        pending: rows of the pass before, 1 to 8 of them, otherwise like ``rows``.
+        pending: GdnPending of the pass before, 1 to 8 rows, qkv float16.
         num_accepted: int32 of one element, on the device; values beyond 0 and the number of pending
             rows count as the nearest of the two.
         out: [8, HV * 128] float16, rows aligned to 4 bytes.
+        updates: [8, W] float32, rows aligned to 16 bytes: the updates of this pass's rows.
         eps: of the norm; 0 or more.
     """
 
@@ -109,9 +110,10 @@ class StreamGatedDelta(NamedTuple):
     z: Any
     weights: GdnWeights
     state: GdnState
-    pending: GdnRows
+    pending: GdnPending
     num_accepted: Any
     out: Any
+    updates: Any
     eps: float = 1e-6
 
 
@@ -121,7 +123,7 @@ class StreamReplay(NamedTuple):
     It needs nothing of this pass: placed before a norm, it runs while blocks wait for its rows.
 
     Attributes:
-        delta: the step, of which rows, z and out are not touched.
+        delta: the step, of which rows, z, out and updates are not touched.
     """
 
     delta: StreamGatedDelta

@@ -5,7 +5,13 @@ from typing import Any
 
 from bytebound_kernels.ops.attention_decode import attention_decode_reference
 from bytebound_kernels.ops.embedding_gather import embedding_gather_reference
-from bytebound_kernels.ops.gdn_step import GdnRows, GdnState, gdn_step_reference
+from bytebound_kernels.ops.gdn_step import (
+    GdnRows,
+    GdnState,
+    gdn_replay_reference,
+    gdn_step_reference,
+    gdn_updates_reference,
+)
 from bytebound_kernels.ops.rms_norm import rms_norm_reference
 from bytebound_kernels.ops.w4_matvec import w4_matvec_reference
 from bytebound_kernels.ops.weight_stream.records import (
@@ -90,11 +96,8 @@ def _replay(op: StreamGatedDelta) -> None:
     count = _num_accepted(op)
     if count == 0:
         return
-    accepted = GdnRows(*(tensor[:count] for tensor in op.pending))
     before = GdnState(op.state.conv_window, op.state.recurrent.double())
-    no_gate = op.z.new_zeros((count, op.z.shape[1]))
-    _, states = gdn_step_reference(accepted, no_gate, op.weights, before, eps=op.eps)
-    op.state.recurrent.copy_(states[-1].recurrent)
+    op.state.recurrent.copy_(gdn_replay_reference(op.pending, count, before).recurrent)
 
 
 def _step(op: StreamGatedDelta, rows: int) -> None:
@@ -107,3 +110,7 @@ def _step(op: StreamGatedDelta, rows: int) -> None:
     current = GdnRows(*(tensor[:rows] for tensor in op.rows))
     out, _ = gdn_step_reference(current, op.z[:rows], op.weights, state, eps=op.eps)
     op.out[:rows] = out.to(op.out.dtype)
+    updates = gdn_updates_reference(current, op.weights, state).updates
+    hv = op.state.recurrent.shape[0]
+    used = updates.shape[1] - -hv % 4  # the kernel leaves what fills a row up
+    op.updates[:rows, :used] = updates[:, :used]
