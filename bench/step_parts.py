@@ -25,7 +25,6 @@ from bytebound.cuda.cycle import Form
 from bytebound.cuda.decoder import CudaDecoder
 from bytebound.cuda.matrices import DenseMatrix, PackedMatrix
 from bytebound.cuda.sampling import Choice, DeviceSampler
-from bytebound.cuda.state import SequenceState
 from bytebound.cuda.weights import GatedDeltaWeights, ModelWeights
 from decode import some_prompt, write
 
@@ -78,7 +77,6 @@ def parts(weights: ModelWeights) -> dict[str, Any]:
         "rms_norm", "rms_norm_project", "gdn_step", "attention_decode", "embedding_gather",
     ):  # fmt: skip
         found[op] = lambda op=op: patch.object(bk, op, nothing)
-    found["keep_rows"] = lambda: patch.object(SequenceState, "keep_rows", nothing)
     found["choose"] = lambda: patch.object(DeviceSampler, "choose", nothing)
     return found
 

@@ -4,11 +4,11 @@
     python bench/stream_timeline.py draw FILE.npz --out FILE.svg
     python bench/stream_timeline.py spread FILE.npz
 
-``record`` needs a GPU: it runs the launch between the first two attention layers a few times and
-keeps the clock of the last one, as ``weight_stream(clock=...)`` writes it: for every op and block
-when its first warp began, had its input (where it has items), was done with its items, and had
-handed over. ``draw`` needs matplotlib. ``spread`` says how far apart the blocks are done with the
-items of each product, and whether it is the same blocks that are late in every product of a shape.
+``record`` needs a GPU: it runs a pass a few times and keeps the clock of some ops of the last one,
+as ``weight_stream(clock=...)`` writes it: for every op and block when its first warp began, had its
+input (where it has items), was done with its items, and had handed over. ``draw`` needs matplotlib.
+``spread`` says how far apart the blocks are done with the items of each product, and whether it is
+the same blocks that are late in every product of a shape.
 """
 
 import argparse
@@ -34,23 +34,21 @@ def record(arguments: argparse.Namespace) -> None:
     step = engine.executor.step
     if not isinstance(step, StreamStep):
         raise SystemExit("error: this engine runs no weight stream")
-    program = step.segments[1].program
-    before = 1 + engine.executor.config.layer_types.index("full_attention")
+    program = step.program
+    chosen = slice(*arguments.ops)
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     clock = torch.zeros(len(program.ops), STAMPS, sms, dtype=torch.int64, device="cuda")
     with torch.inference_mode():
         for _ in range(WARM_UPS):
-            step.activations.arena[: arguments.rows].fill_(0xFF)
-            # What the launch before hands over; the rest arrives as it runs.
-            step.activations.behind[: arguments.rows, :before].normal_()
+            step.activations.mark(arguments.rows)
             program.run(rows=arguments.rows, workspace=step.workspace, clock=clock)
         torch.cuda.synchronize()
-    stamps = clock.cpu().numpy().astype(np.float64) / 1e3
+    stamps = clock[chosen].cpu().numpy().astype(np.float64) / 1e3
     began = stamps[0, 0].min()
     np.savez_compressed(
         arguments.out,
         stamps=np.where(stamps > 0, stamps - began, np.nan),
-        names=[name_of(op) for op in program.ops],
+        names=[name_of(op) for op in program.ops[chosen]],
         rows=arguments.rows,
     )
 
@@ -59,7 +57,7 @@ def name_of(op: object) -> str:
     """An op in a word or two; a product by its shape."""
     kind = type(op).__name__.removeprefix("Stream")
     if kind != "Product":
-        return {"Norm": "norm", "Gates": "gates", "Replay": "replay"}.get(kind, "delta")
+        return {"GatedDelta": "delta"}.get(kind, kind.lower())
     weight = op.weight  # type: ignore[attr-defined]
     return f"{weight.n} x {weight.k}"
 
@@ -86,7 +84,12 @@ def draw(arguments: argparse.Namespace) -> None:
             axes.barh(blocks, right - left, left=left, height=1.0, color=COLORS[label], linewidth=0)
         axes.text(np.nanmedian(begin), len(blocks) + 1, name, rotation=60, fontsize=7)
     for label, color in COLORS.items():
-        axes.barh([-5], [0], color=color, label="norm, gates, delta" if label == "op" else label)
+        axes.barh(
+            [-5],
+            [0],
+            color=color,
+            label="any other op" if label == "op" else label,
+        )
     axes.set(xlabel="us", ylabel="block", xlim=(0, np.nanmax(stamps)), ylim=(0, len(blocks)))
     axes.legend(loc="lower right")
     figure.tight_layout(rect=(0, 0, 1, 0.9))
@@ -126,6 +129,10 @@ def main(argv: list[str] | None = None) -> int:
     recorder.add_argument("--out", type=Path, required=True, metavar="FILE.npz")
     recorder.add_argument("--model", default="random:qwen3.5-27b")
     recorder.add_argument("--rows", type=int, default=1, choices=range(1, 9))
+    recorder.add_argument(
+        "--ops", type=int, nargs=2, default=(34, 70), metavar=("FIRST", "END"),
+        help="of the pass; as many as a picture has room for",
+    )  # fmt: skip
     recorder.set_defaults(run=record)
     drawer = commands.add_parser("draw")
     drawer.add_argument("recorded", type=Path, metavar="FILE.npz")

@@ -28,6 +28,7 @@
 
 #include "cuda/attention_args.cuh"
 #include "cuda/attention_leaf.cuh"
+#include "cuda/attention_leaves.cuh"
 #include "cuda/attention_merge.cuh"
 #include "cuda/attention_new_rows.cuh"
 #include "cuda/attention_tile.cuh"
@@ -43,38 +44,8 @@ namespace {
 
 constexpr int kPartQueries = kMaxQueries;  // of one block; more are split into parts
 constexpr int kMaxGroups = 1024;           // pairs of kv head and part
-constexpr int kMaxHeads = 1024;
 constexpr int kMaxStages = 4;
-constexpr int kBlocksPerSm = 2;          // more would have shorter pipelines and less even shares
-constexpr std::size_t kAlignment = 256;  // of the parts of the workspace
-
-// The tiles of a block's leaves.
-template <int kTile>
-struct TileWalk {
-  Leaf leaf;
-  int first;  // of the tile; beyond the last position when there is none left
-  int end;    // of the leaf
-  int i_leaf;
-
-  // The first tile of the leaf number i_leaf of the share.
-  __device__ __forceinline__ void enter(const LeafShare& share, int last) {
-    const bool is_there = i_leaf < share.num_leaves;
-    leaf = leaf_of_index(is_there ? share.leaf(i_leaf) : 0);
-    first = is_there ? leaf.start : last + 1;
-    end = min(leaf.start + leaf.size, last + 1);
-  }
-
-  __device__ __forceinline__ bool is_last_of_leaf() const { return first + kTile >= end; }
-
-  __device__ __forceinline__ void advance(const LeafShare& share, int last) {
-    if (is_last_of_leaf()) {
-      ++i_leaf;
-      enter(share, last);
-    } else {
-      first += kTile;
-    }
-  }
-};
+constexpr int kBlocksPerSm = 2;  // more would have shorter pipelines and less even shares
 
 // Asks the L2 for the tile that the block loads first. More would get into the way of the merge of
 // the call before.
@@ -86,40 +57,6 @@ __device__ __forceinline__ void prefetch_tile(const HeadCache& head, int first, 
   prefetch_bytes(head.p_values + o_tile, num_bytes);
 }
 
-// sees[m][h] - position is the row of the call that the query belongs to.
-template <typename Cache, int kQueries>
-__device__ __forceinline__ void store_leaf(const AttentionArgs& args,
-                                           const AttentionState<kQueries>& state,
-                                           const SeenPositions<kQueries>& sees,
-                                           const Leaf& leaf,
-                                           int position,
-                                           int i_kv,
-                                           int i_first,
-                                           int num_queries) {
-  const int group = args.num_heads / args.num_kv_heads;
-  const int i_warp = threadIdx.x / kWarp;
-#pragma unroll
-  for (int m = 0; m < state.kTiles; ++m) {
-#pragma unroll
-    for (int h = 0; h < state.kHalves; ++h) {
-      float sum = state.sum[m][h];
-      sum += __shfl_xor_sync(kAllLanes, sum, 1);
-      sum += __shfl_xor_sync(kAllLanes, sum, 2);
-      const int q = i_first + 16 * m + threadIdx.x % kWarp / 4 + 8 * h;
-      // A row that sees nothing of the leaf does not read it either.
-      if (q < num_queries && leaf.start <= sees[m][h]) {
-        const int i_row = sees[m][h] - position;
-        const int64_t i_vector = i_row * (args.num_heads - group) + i_kv * group + q;
-        const int64_t i_partial = i_vector * args.max_leaves + leaf.index;
-        Cache::store_row(args.p_partial + i_partial * kHeadDim, state.out[m], i_warp, h);
-        if (threadIdx.x < kWarp && threadIdx.x % 4 == 0) {
-          args.p_max_sum[i_partial] = make_float2(state.max[m][h], sum);
-        }
-      }
-    }
-  }
-}
-
 template <typename Cache, int kQueries>
 constexpr int leaves_shared_bytes(int num_stages) {
   return num_stages * TileStage<Cache>::kBytes +
@@ -129,7 +66,6 @@ constexpr int leaves_shared_bytes(int num_stages) {
 template <typename Cache, int kQueries>
 __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
     attention_decode_leaves_kernel(__grid_constant__ const AttentionArgs args) {
-  constexpr int kItemBytes = Cache::kRowBytes / kHeadDim;
   constexpr int kTile = Cache::kTile;
   constexpr int kStageBytes = TileStage<Cache>::kBytes;
   BYTEBOUND_DYNAMIC_SHARED(__align__(128) unsigned char, s_memory);
@@ -146,10 +82,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
   const int num_queries = group * args.rows;
   const int i_block = blockIdx.x / num_groups;  // of those of its group
   const int num_blocks = gridDim.x / num_groups;
-  const HeadCache head = {args.p_k_cache + i_kv * args.cache_head_stride * kItemBytes,
-                          args.p_v_cache + i_kv * args.cache_head_stride * kItemBytes,
-                          args.p_k_scale + i_kv * args.scale_head_stride,
-                          args.p_v_scale + i_kv * args.scale_head_stride};
+  const HeadCache head = head_of<Cache>(args, i_kv);
   const uint32_t stages = shared_address(s_memory);
 
   if (threadIdx.x < kMaxRows * kMarkWords) {
@@ -248,19 +181,9 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
   __syncwarp();  // a warp makes the rows that it has copied
   make_rows<Cache, kQueries>(args, tasks, scratch, b_q_norm, b_k_norm, s_queries, i_kv, position,
                              rows_fit);
+  const auto sync = [] { __syncthreads(); };
   if (appends) {
-    async_copy_wait();  // what was loaded ahead is complete
-    __syncthreads();
-    TileWalk<kTile> ahead = walk;
-    for (int i = 0; i < args.num_stages - 1 && ahead.first <= last; ++i) {
-      if (ahead.first + kTile > position) {
-        place_new_rows<Cache>(s_memory + i * kStageBytes, scratch, ahead.first, position, last);
-      }
-      ahead.advance(s_share, last);
-    }
-    if (ahead.first <= last) {
-      __threadfence();  // the other tiles are copied from the cache, past the L1
-    }
+    place_rows_ahead<Cache>(args, scratch, s_memory, s_share, walk, position, last, sync);
   }
   __syncthreads();
 
@@ -272,72 +195,10 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
     }
   }
 
-  AttentionState<kQueries> state;
-  reset(state);
-  int i_stage = 0;
-  int i_load_stage = args.num_stages - 1;
-  while (walk.first <= last) {
-    unsigned char* p_stage = s_memory + i_stage * kStageBytes;
-    const int first = walk.first;
-    if (args.num_stages == 2) {
-      async_copy_wait_but<0>();
-    } else if (args.num_stages == 3) {
-      async_copy_wait_but<1>();
-    } else {
-      async_copy_wait_but<2>();
-    }
-    __syncthreads();  // the tile is here, and nobody reads the stage before it any more
-    if (loads.first <= last) {
-      begin_load_tile<Cache>(stages + i_load_stage * kStageBytes, head, loads.first, last);
-      loads.advance(s_share, last);
-    }
-    async_copy_commit();  // with or without copies, so that groups count tiles
-    tile_scores<Cache, kQueries>(p_stage, s_queries, args.score_unit);
-    const bool all_seen = first + kTile <= position + 1;
-    const bool has_unseen = !Cache::kScaled && !all_seen && args.rows > 1;
-    if constexpr (!Cache::kScaled) {
-      if (has_unseen) {
-        mark_unseen_values<Cache>(p_stage, s_marks, first, position, last);
-      }
-    }
-    __syncthreads();  // the scores are here
-
-    if (all_seen) {
-      add_tile<Cache, true>(state, p_stage, first, sees);
-    } else {
-      add_tile<Cache, false>(state, p_stage, first, sees);
-    }
-    if constexpr (!Cache::kScaled) {
-      if (has_unseen) {
-        spoil_marked_dims(state, s_marks, position, sees);
-      }
-    }
-    i_stage = i_stage + 1 == args.num_stages ? 0 : i_stage + 1;
-    i_load_stage = i_load_stage + 1 == args.num_stages ? 0 : i_load_stage + 1;
-    if (walk.is_last_of_leaf()) {
-      store_leaf<Cache, kQueries>(args, state, sees, walk.leaf, position, i_kv, i_first,
-                                  num_queries);
-      reset(state);
-    }
-    walk.advance(s_share, last);
-  }
+  attend<Cache, kQueries, keys_ahead(kQueries)>(args, s_memory, s_queries, s_marks, s_share,
+                                                walk, loads, sees, position,
+                                                {i_kv, i_first, num_queries}, sync);
 }
-
-std::size_t aligned(std::size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-// Where the parts of the workspace begin.
-struct Workspace {
-  std::size_t partial, end;
-
-  Workspace(std::int64_t rows, std::int64_t num_heads, std::int64_t max_positions) {
-    const std::size_t vectors = rows * num_heads;
-    const std::size_t leaves = num_leaves(static_cast<int>(max_positions));
-    partial = aligned(vectors * leaves * sizeof(float2));
-    end = partial + vectors * leaves * kHeadDim * sizeof(float);
-  }
-};
 
 template <typename Cache, int kQueries>
 Status launch_leaves(AttentionArgs args, void* stream) {
@@ -416,28 +277,16 @@ Status run_with_cache(const AttentionArgs& args, DType cache_dtype, void* stream
   }
 }
 
-bool is_vector(const void* p_first, std::int64_t row_stride) {
-  return reinterpret_cast<std::uintptr_t>(p_first) % kAccessBytes == 0 && row_stride % kChunk == 0;
-}
-
-bool sizes_fit(const AttentionDecodeParams& p) {
-  const bool heads = p.num_kv_heads >= 1 && p.num_heads >= p.num_kv_heads &&
-                     p.num_heads <= kMaxHeads && p.num_heads % p.num_kv_heads == 0;
-  return heads && p.rows >= 1 && p.rows <= kMaxRows && p.max_positions >= p.rows &&
-         p.max_positions <= kMaxPositions && p.rotary_dim >= 16 && p.rotary_dim <= kHeadDim &&
-         p.rotary_dim % 16 == 0;
-}
-
 }  // namespace
 
 std::size_t attention_decode_workspace_bytes(std::int64_t rows,
                                              std::int64_t num_heads,
                                              std::int64_t max_positions) {
-  return Workspace(rows, num_heads, max_positions).end;
+  return AttentionWorkspace(rows, num_heads, max_positions).end;
 }
 
 Status attention_decode(const AttentionDecodeParams& p, void* stream) {
-  if (!sizes_fit(p)) {
+  if (!attention_sizes_fit(p)) {
     return kSizeOutOfRange;
   }
   if (p.norm_dtype != p.x_dtype && p.norm_dtype != DType::kFloat32) {
@@ -452,43 +301,7 @@ Status attention_decode(const AttentionDecodeParams& p, void* stream) {
   if (guard.status() != cudaSuccess) {
     return guard.status();
   }
-  constexpr double kLog2E = 1.4426950408889634;
-  auto* p_workspace = static_cast<unsigned char*>(p.workspace);
-  const Workspace parts(p.rows, p.num_heads, p.max_positions);
-  const AttentionArgs args = {p.q_gate,
-                              p.k,
-                              p.v,
-                              p.q_norm,
-                              p.k_norm,
-                              p.inv_freq,
-                              p.position,
-                              static_cast<unsigned char*>(p.k_cache),
-                              static_cast<unsigned char*>(p.v_cache),
-                              p.k_scale,
-                              p.v_scale,
-                              p.out,
-                              reinterpret_cast<float2*>(p_workspace),
-                              reinterpret_cast<float*>(p_workspace + parts.partial),
-                              p.q_gate_row_stride,
-                              p.k_row_stride,
-                              p.v_row_stride,
-                              p.out_row_stride,
-                              p.cache_head_stride,
-                              p.scale_head_stride,
-                              static_cast<int>(p.rows),
-                              static_cast<int>(p.num_heads),
-                              static_cast<int>(p.num_kv_heads),
-                              num_parts,
-                              static_cast<int>(p.max_positions),
-                              num_leaves(static_cast<int>(p.max_positions)),
-                              0,  // set where the device is asked
-                              static_cast<int>(p.rotary_dim / 2),
-                              p.eps,
-                              static_cast<float>(p.scale * kLog2E),
-                              p.x_dtype == DType::kFloat16,
-                              p.norm_dtype == DType::kFloat32,
-                              is_vector(p.q_gate, p.q_gate_row_stride) &&
-                                  is_vector(p.k, p.k_row_stride) && is_vector(p.v, p.v_row_stride)};
+  const AttentionArgs args = attention_args_of(p, num_parts);
   switch (p.x_dtype) {
     case DType::kFloat16:
       return run_with_cache<__half>(args, p.cache_dtype, stream);

@@ -1,9 +1,10 @@
-// The weight stream: one block for each multiprocessor walks the ops of several layers.
+// The weight stream: one block for each multiprocessor walks the ops of a whole pass.
 //
-//   warp      ring of its own weights, always full   (cuda/weight_ring.cuh)
-//   norm      every block, into its shared memory    (cuda/stream_norm.cuh)
-//   product   as w4_matvec, block = team             (cuda/stream_product.cuh)
-//   delta     as gdn_step, cluster = team            (cuda/stream_delta.cuh)
+//   warp       ring of its own weights, always full     (cuda/weight_ring.cuh)
+//   norm       every block, into its shared memory      (cuda/stream_norm.cuh)
+//   product    as w4_matvec, block = team               (cuda/stream_product.cuh)
+//   delta      as gdn_step, cluster = team              (cuda/stream_delta.cuh)
+//   attention  as attention_decode, block = four warps  (cuda/stream_attention.cuh)
 //
 // Between ops there is no barrier of the grid: results carry their own flag (cuda/handed.cuh).
 #include "weight_stream.h"
@@ -15,11 +16,14 @@
 #include "cuda/dynamic_shared.cuh"
 #include "cuda/launch.h"
 #include "cuda/special_registers.cuh"
+#include "cuda/stream_attention.cuh"
 #include "cuda/stream_delta.cuh"
+#include "cuda/stream_embedding.cuh"
 #include "cuda/stream_gates.cuh"
 #include "cuda/stream_norm.cuh"
 #include "cuda/stream_product.cuh"
 #include "cuda/stream_program.cuh"
+#include "cuda/stream_table.cuh"
 #include "cuda/weight_ring.cuh"
 
 namespace bytebound {
@@ -29,8 +33,8 @@ constexpr int kStamps = 4;
 constexpr int kNormedPad = 8;  // halves between rows: other banks for each
 
 __device__ __forceinline__ void stamp(const StreamProgram& program, int i_op, int i_stamp) {
-  if (program.p_clock != nullptr && threadIdx.x == 0) {
-    program.p_clock[(i_op * kStamps + i_stamp) * gridDim.x + blockIdx.x] = global_time();
+  if (program.p_clock != nullptr && thread_index() == 0) {
+    program.p_clock[(i_op * kStamps + i_stamp) * num_blocks() + block_index()] = global_time();
   }
 }
 
@@ -49,24 +53,32 @@ struct Place {
   __device__ __forceinline__ RingPlace ring() const {
     constexpr int kSlotBytes = WeightRing<kAsymmetric>::kSlotBytes;
     std::uint64_t* p_full = barriers() + 2 * kTeams;
-    return {p_shared + warp() * program.num_slots * kSlotBytes, p_full + warp() * kMostSlots,
-            reinterpret_cast<RingCursor*>(p_full + kStreamWarps * kMostSlots) + warp(),
-            static_cast<int>(blockIdx.x) * kStreamWarps + warp(), lane()};
+    return {p_shared + program.ring + warp() * program.num_slots * kSlotBytes,
+            p_full + warp() * kMostSlots,
+            reinterpret_cast<RingCursor*>(p_shared + program.cursors) + warp(),
+            block_index() * kStreamWarps + warp(), lane()};
   }
   __device__ __forceinline__ Team team() const {
     const int index = warp() / kMatvecWarps;
     std::uint64_t* p_ready = barriers() + 2 * index;
     return {index,
-            static_cast<int>(blockIdx.x) * kTeams + index,
+            block_index() * kTeams + index,
             warp() % kMatvecWarps,
             i_thread % kTeamThreads,
             lane(),
             p_ready,
             p_ready + 1};
   }
-  __device__ __forceinline__ __half* normed() const {
-    return reinterpret_cast<__half*>(p_shared + program.normed);
+  // The record of an op, in the warp's own copy.
+  __device__ __forceinline__ StreamTask* task(int i_op) const {
+    return reinterpret_cast<StreamTask*>(p_shared + program.tasks) + 2 * warp() + i_op % 2;
   }
+  // Of the warp that asks ahead.
+  __device__ __forceinline__ EarlyReads* early() const {
+    return reinterpret_cast<EarlyReads*>(p_shared + program.tasks +
+                                         2 * kStreamWarps * sizeof(StreamTask));
+  }
+  __device__ __forceinline__ __half* normed() const { return reinterpret_cast<__half*>(p_shared); }
   __device__ __forceinline__ float* squares() const {
     return reinterpret_cast<float*>(p_shared + program.squares);
   }
@@ -89,10 +101,14 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
         open_barrier(place.barriers() + i, kMatvecWarps);
       }
     }
-    if (place.warp() == 0) {
+    begin_copy_record(place.task(0), program.p_tasks, place.lane());
+    if (place.warp() == kStreamWarps - 1) {
 #pragma unroll 1
       for (int i = 0; i < min(kOpsAhead, program.num_ops); ++i) {
-        ask_early(program.ops[i], place.lane());
+        ask_early(program.p_early[i], program.num_rows, place.lane());
+      }
+      if (kOpsAhead < program.num_ops) {
+        begin_copy_record(place.early(), program.p_early + kOpsAhead, place.lane());
       }
     }
     WeightRing<kAsymmetric>::open(program, place.ring());
@@ -102,12 +118,24 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   wait_for_previous_kernel();
 
 #pragma unroll 1
-  for (int i_op = 0; i_op < program.num_ops; ++i_op) {
-    const StreamTask& op = program.ops[i_op];
+  for (int i = 0; i < program.num_ops; ++i) {
+    // Of a number that the compiler knows it would keep pointers, which take registers.
+    int i_op = i;
+    asm volatile("" : "+r"(i_op));
     const Place<kAsymmetric> place{program, shared_bytes, thread_index()};
     stamp(program, i_op, 0);
+    async_copy_wait();
+    __syncwarp();  // the record is here, and no lane reads the one before any more
+    StreamTask& op = *place.task(i_op);
     if (place.warp() == kStreamWarps - 1 && i_op + kOpsAhead < program.num_ops) {
-      ask_early(program.ops[i_op + kOpsAhead], place.lane());
+      ask_early(*place.early(), program.num_rows, place.lane());
+      __syncwarp();
+      if (i_op + kOpsAhead + 1 < program.num_ops) {
+        begin_copy_record(place.early(), program.p_early + i_op + kOpsAhead + 1, place.lane());
+      }
+    }
+    if (i_op + 1 < program.num_ops) {
+      begin_copy_record(place.task(i_op + 1), program.p_tasks + i_op + 1, place.lane());
     }
     switch (op.kind) {
       case StreamKind::kNorm:
@@ -119,7 +147,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
                      place.i_thread);
         break;
       case StreamKind::kProduct: {
-        const int sent_slot = gridDim.x * kTeams * (kItemRows / 2) * kMatvecRows;
+        const int sent_slot = num_blocks() * kTeams * (kItemRows / 2) * kMatvecRows;
         float2* p_sent = program.p_sent + (i_op % kStreamSentSlots) * sent_slot;
         stream_product<kAsymmetric, kNumRows>(program, op.product, place.ring(), place.team(),
                                               place.normed(), static_cast<float2*>(place.parts()),
@@ -139,178 +167,78 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
         });
         break;
       }
+      case StreamKind::kEmbedding:
+        stream_embedding(op.embedding, program.num_rows, place.i_thread);
+        break;
+      case StreamKind::kAttention:
+        stream_attention<kNumRows>(program, op.attention,
+                                   *reinterpret_cast<AttentionMemory*>(shared_bytes));
+        break;
     }
     stamp(program, i_op, 3);
   }
 #endif
 }
 
+// Offsets in shared memory. The normed rows begin at 0, and attention lies over them and the parts.
 struct SharedPlan {
   int bytes;
-  int normed;
   int squares;
   int parts[kTeams];
+  int ring;
   int barriers;
+  int cursors;
+  int tasks;
 };
-
-int slot_bytes(bool asymmetric) {
-  return asymmetric ? WeightRing<true>::kSlotBytes : WeightRing<false>::kSlotBytes;
-}
 
 int round_up(int value, int unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-// max_d: of the norms; 0 without. delta_rows: of a delta op; 0 without.
-SharedPlan plan_shared(int num_slots, int rows, int max_d, int delta_rows, bool asymmetric) {
-  SharedPlan plan;
-  plan.normed = num_slots * kStreamWarps * slot_bytes(asymmetric);
-  plan.squares = plan.normed + round_up(rows * (max_d + kNormedPad) * 2, 16);
-  plan.parts[0] = plan.squares + rows * kWarp * 4;
+SharedPlan plan_shared(const StreamPlan& program, int rows, int num_slots, int attention_groups) {
+  const int slot_bytes =
+      program.asymmetric ? WeightRing<true>::kSlotBytes : WeightRing<false>::kSlotBytes;
   const int parts = 2 * kMatvecWarps * (kItemRows / 2) * rows * static_cast<int>(sizeof(float2));
+  const int delta_rows = program.has_delta ? rows : 0;
+  SharedPlan plan;
+  plan.squares = round_up(rows * (program.max_d + kNormedPad) * 2, 16);
+  plan.parts[0] = plan.squares + rows * kWarp * 4;
   plan.parts[1] = plan.parts[0] + parts;
-  plan.barriers =
-      plan.parts[1] + round_up(std::max(parts, delta_shared_floats(delta_rows) * 4), 16);
-  plan.bytes = plan.barriers + (2 * kTeams + kStreamWarps * kMostSlots) * 8 +
-               kStreamWarps * static_cast<int>(sizeof(RingCursor));
+  const int end = plan.parts[1] + std::max(parts, delta_shared_floats(delta_rows) * 4);
+  plan.ring = round_up(std::max(end, AttentionMemory::bytes(attention_groups)), 128);
+  plan.tasks = plan.ring + num_slots * kStreamWarps * slot_bytes;
+  plan.cursors =
+      plan.tasks + static_cast<int>(2 * kStreamWarps * sizeof(StreamTask) + sizeof(EarlyReads));
+  plan.barriers = plan.cursors + static_cast<int>(kStreamWarps * sizeof(RingCursor));
+  plan.bytes = plan.barriers + (2 * kTeams + kStreamWarps * kMostSlots) * 8;
   return plan;
 }
 
-// The deepest ring that fits beside the rest; 0 where none does.
-int most_slots(int rows, int max_d, int delta_rows, bool asymmetric, int device) {
-  int limit = 0;
-  if (cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) !=
-      cudaSuccess) {
-    return 0;
-  }
-  int slots = kMostSlots;
-  while (slots > 0 && plan_shared(slots, rows, max_d, delta_rows, asymmetric).bytes > limit) {
-    --slots;
-  }
-  return slots;
-}
+// A ring as deep as fits beside the rest, and then as many groups of attention as fit beside that.
+struct Division {
+  int num_slots = 0;  // 0: there is no room
+  int attention_groups = 0;
+  SharedPlan shared = {};
 
-DeltaRows rows_of(const GdnRows& rows) {
-  return {static_cast<const __half*>(rows.qkv),
-          static_cast<const __half*>(rows.a),
-          static_cast<const __half*>(rows.b),
-          rows.qkv_row_stride,
-          rows.a_row_stride,
-          rows.b_row_stride};
-}
-
-Shares shares_of(std::int64_t items, std::int64_t warps) {
-  const std::int64_t busy = std::min(items, warps);
-  return {static_cast<int>(items), static_cast<int>(items / busy),
-          static_cast<unsigned>((items % busy << 32) / busy), static_cast<int>(busy)};
-}
-
-GatesTask task_of(const StreamGates& p) {
-  return {static_cast<const __half*>(p.weight),
-          static_cast<__half*>(p.out),
-          p.weight_row_stride,
-          p.out_row_stride,
-          p.n,
-          p.d,
-          rms_threads(p.d)};
-}
-
-ProductTask task_of(const StreamProduct& p, int num_teams) {
-  const std::int64_t rows = p.epilogue == MatvecEpilogue::kSwiGlu ? 2 * std::int64_t{p.n} : p.n;
-  const std::int64_t groups = p.k / kGroup;
-  const std::int64_t items = (rows + kItemRows - 1) / kItemRows * groups;
-  ProductTask task = {};
-  task.p_weight = static_cast<const unsigned char*>(p.weight);
-  task.p_x = static_cast<const __half*>(p.x);
-  task.x_row_stride = p.x_row_stride;
-  task.num_groups = static_cast<int>(groups);
-  // As w4_matvec by default, for the same bits: the teams beyond have nothing to multiply.
-  task.shares = shares_of(items, matvec_blocks(items, num_teams) * kMatvecWarps);
-  task.bfloat16_scales = p.scale_dtype == DType::kBFloat16;
-  task.output = {p.out, p.residual,  p.out_row_stride, p.residual_row_stride,
-                 p.n,   p.float_out, p.epilogue,       p.scale};
-  return task;
-}
-
-NormTask task_of(const StreamNorm& p) {
-  return {p.x,
-          p.weight,
-          static_cast<__half*>(p.out),
-          p.x_row_stride,
-          p.out_row_stride,
-          p.d,
-          rms_threads(p.d),
-          p.eps};
-}
-
-DeltaTask task_of(const StreamGatedDelta& p) {
-  return {rows_of(p.current),
-          static_cast<const __half*>(p.pending_qkv),
-          p.pending_updates,
-          static_cast<const __half*>(p.z),
-          static_cast<__half*>(p.out),
-          p.updates,
-          p.z_row_stride,
-          p.out_row_stride,
-          p.updates_row_stride,
-          p.num_accepted,
-          static_cast<const __half*>(p.conv_weight),
-          p.a_log,
-          p.dt_bias,
-          p.norm_weight,
-          static_cast<const __half*>(p.conv_window),
-          p.state,
-          static_cast<int>(gdn_updates_width(p.h, p.hv)),
-          static_cast<int>(p.pending_rows),
-          static_cast<int>(p.h),
-          static_cast<int>(p.hv),
-          static_cast<int>(p.hv / p.h),
-          p.eps};
-}
-
-void add_early(StreamTask& task, const void* p, std::int64_t num_bytes) {
-  for (Early& early : task.early) {
-    if (early.num_bytes == 0) {
-      const bool aligned = reinterpret_cast<std::uintptr_t>(p) % 16 == 0;
-      early = {p, aligned ? static_cast<int>(num_bytes / 16 * 16) : 0};
+  Division(const StreamPlan& program, int rows) {
+    int limit = 0;
+    if (cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, program.device) !=
+        cudaSuccess) {
       return;
     }
-  }
-}
-
-// What each op reads besides packed weights and what it is handed.
-void add_early(StreamTask& task, const StreamOp& op, int rows) {
-  const std::int64_t half = sizeof(__half);
-  switch (op.kind) {
-    case StreamKind::kNorm:
-      add_early(task, op.norm.weight, op.norm.d * std::int64_t{sizeof(float)});
-      break;
-    case StreamKind::kProduct:
-      break;
-    case StreamKind::kGates:
-      add_early(task, op.gates.weight,
-                ((op.gates.n - 1) * op.gates.weight_row_stride + op.gates.d) * half);
-      break;
-    case StreamKind::kGatedDelta:
-      break;  // the replay has read it
-    case StreamKind::kReplay: {
-      const StreamGatedDelta& d = op.delta;
-      const std::int64_t channels = (2 * d.h + d.hv) * kGdnHeadDim;
-      add_early(task, d.state, d.hv * kGdnHeadDim * kGdnHeadDim * std::int64_t{sizeof(float)});
-      add_early(task, d.conv_weight, channels * kTaps * half);
-      add_early(task, d.conv_window, channels * kWindow * half);
-      // As many rows wait as this pass has, most likely.
-      const std::int64_t pending = std::min<std::int64_t>(rows, d.pending_rows);
-      const std::int64_t width = gdn_updates_width(d.h, d.hv);
-      add_early(task, d.pending_qkv, pending * channels * half);
-      add_early(task, d.pending_updates, pending * width * std::int64_t{sizeof(float)});
-      add_early(task, d.a_log, d.hv * std::int64_t{sizeof(float)});
-      add_early(task, d.dt_bias, d.hv * std::int64_t{sizeof(float)});
-      add_early(task, d.norm_weight, kGdnHeadDim * std::int64_t{sizeof(float)});
-      break;
+    const int fewest = program.has_attention ? 1 : 0;
+    num_slots = kMostSlots;
+    while (num_slots > 0 && plan_shared(program, rows, num_slots, fewest).bytes > limit) {
+      --num_slots;
     }
+    attention_groups = program.has_attention ? kMostAttentionGroups : 0;
+    while (attention_groups > fewest &&
+           plan_shared(program, rows, num_slots, attention_groups).bytes > limit) {
+      --attention_groups;
+    }
+    shared = plan_shared(program, rows, num_slots, attention_groups);
   }
-}
+};
 
 int num_sms_of(int device) {
   int count = 0;
@@ -333,113 +261,93 @@ Status launch_rows(const LaunchOptions& options,
                      dim3(kStreamThreads), stream, program);
 }
 
-template <bool kAsymmetric>
-Status run(const WeightStreamParams& params, int num_sms, void* stream) {
-  StreamProgram program = {};
-  program.num_ops = params.num_ops;
-  program.num_rows = params.rows;
-  program.p_sent = static_cast<float2*>(params.workspace);
-  program.p_clock = params.clock;
-  int max_d = 0;
-  int delta_rows = 0;
-  unsigned num_products = 0;
-  for (int i = 0; i < params.num_ops; ++i) {
-    const StreamOp& op = params.ops[i];
-    StreamTask& task = program.ops[i];
-    task.kind = op.kind;
-    add_early(task, op, params.rows);
-    switch (op.kind) {
-      case StreamKind::kNorm:
-        task.norm = task_of(op.norm);
-        max_d = std::max(max_d, op.norm.d);
-        break;
-      case StreamKind::kGates:
-        task.gates = task_of(op.gates);
-        break;
-      case StreamKind::kProduct:
-        task.product = task_of(op.product, num_sms * kTeams);
-        task.product.parity = num_products++ % 2;
-        break;
-      case StreamKind::kReplay:
-      case StreamKind::kGatedDelta:
-        task.delta = task_of(op.delta);
-        delta_rows = params.rows;
-        break;
-    }
-  }
-  program.num_slots = most_slots(params.rows, max_d, delta_rows, kAsymmetric, params.device);
-  if (program.num_slots == 0) {
-    return kSizeOutOfRange;
-  }
-  const SharedPlan plan =
-      plan_shared(program.num_slots, params.rows, max_d, delta_rows, kAsymmetric);
-  program.normed_stride = max_d + kNormedPad;
-  program.normed = plan.normed;
-  program.squares = plan.squares;
-  program.parts[0] = plan.parts[0];
-  program.parts[1] = plan.parts[1];
-  program.barriers = plan.barriers;
-  LaunchOptions options;
-  options.overlap_previous = true;
-  options.shared_bytes = static_cast<std::size_t>(plan.bytes);
-  return launch_rows<kAsymmetric>(options, program, num_sms, stream);
-}
-
-bool is_sound(const StreamOp& op, int rows) {
-  switch (op.kind) {
-    case StreamKind::kNorm:
-      return op.norm.d >= kGroup && op.norm.d % kGroup == 0 && op.norm.d <= kNormMaxD;
-    case StreamKind::kGates:
-      return op.gates.n >= 1 && op.gates.d % kGroup == 0 && op.gates.d <= kNormMaxD;
-    case StreamKind::kProduct:
-      return op.product.n >= 1 && op.product.k >= kGroup && op.product.k % kGroup == 0;
-    case StreamKind::kReplay:
-    case StreamKind::kGatedDelta:
-      return op.delta.h >= 1 && op.delta.hv % op.delta.h == 0 && op.delta.current.rows == rows &&
-             op.delta.pending_rows >= 0 && op.delta.pending_rows <= kGdnMaxRows;
-  }
-  return false;
-}
-
 }  // namespace
 
-int weight_stream_slots(int rows, int max_d, bool asymmetric, int device) {
+int weight_stream_slots(const StreamPlan& plan, int rows) {
   int major = 0;
-  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, plan.device) !=
+          cudaSuccess ||
       major < 9) {
     return 0;
   }
-  return most_slots(rows, max_d, static_cast<int>(kGdnMaxRows), asymmetric, device);
+  return Division(plan, rows).num_slots;
+}
+
+Status weight_stream_plan(
+    const StreamOp* ops, int num_ops, int device, void* table, void* stream, StreamPlan* plan) {
+  if (num_ops < 1 || num_ops > kStreamMaxOps || !std::all_of(ops, ops + num_ops, is_sound)) {
+    return kSizeOutOfRange;
+  }
+  const auto is_product = [](bool asymmetric) {
+    return [=](const StreamOp& op) {
+      return op.kind == StreamKind::kProduct && op.product.asymmetric == asymmetric;
+    };
+  };
+  if (std::any_of(ops, ops + num_ops, is_product(true)) &&
+      std::any_of(ops, ops + num_ops, is_product(false))) {
+    return kNotInstantiated;
+  }
+  const DeviceGuard guard(device);
+  if (guard.status() != cudaSuccess) {
+    return guard.status();
+  }
+  *plan = {};
+  plan->device = device;
+  const std::vector<unsigned char> bytes = make_table(ops, num_ops, num_sms_of(device), plan);
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  cudaError_t error =
+      cudaMemcpyAsync(table, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, cuda_stream);
+  if (error == cudaSuccess) {
+    error = cudaStreamSynchronize(cuda_stream);
+  }
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // reported here, so it must not surface again
+  }
+  return error;
 }
 
 Status weight_stream(const WeightStreamParams& params, void* stream) {
-  if (params.num_ops < 1 || params.num_ops > kStreamMaxOps || params.rows < 1 ||
-      params.rows > kStreamMaxRows) {
+  const StreamPlan& plan = params.plan;
+  if (plan.num_ops < 1 || params.rows < 1 || params.rows > kStreamMaxRows) {
     return kSizeOutOfRange;
   }
-  bool asymmetric = false;
-  bool symmetric = false;
-  for (int i = 0; i < params.num_ops; ++i) {
-    const StreamOp& op = params.ops[i];
-    if (!is_sound(op, params.rows)) {
-      return kSizeOutOfRange;
-    }
-    if (op.kind == StreamKind::kProduct) {
-      (op.product.asymmetric ? asymmetric : symmetric) = true;
-    }
-  }
-  if (asymmetric && symmetric) {
-    return kNotInstantiated;
-  }
-  const DeviceGuard guard(params.device);
+  const DeviceGuard guard(plan.device);
   if (guard.status() != cudaSuccess) {
     return guard.status();
   }
   if (device_major() < 9) {
     return kNotInstantiated;
   }
-  const int num_sms = num_sms_of(params.device);
-  return asymmetric ? run<true>(params, num_sms, stream) : run<false>(params, num_sms, stream);
+  const Division division(plan, params.rows);
+  if (division.num_slots == 0) {
+    return kSizeOutOfRange;
+  }
+  const auto* p_table = static_cast<const unsigned char*>(params.table);
+  const TableLayout layout(plan.num_ops);
+  const SharedPlan& shared = division.shared;
+  const StreamProgram program = {reinterpret_cast<const StreamTask*>(p_table),
+                                 reinterpret_cast<const EarlyReads*>(p_table + layout.early),
+                                 reinterpret_cast<const WeightsTask*>(p_table + layout.weights),
+                                 plan.num_ops,
+                                 plan.num_products,
+                                 params.rows,
+                                 division.num_slots,
+                                 division.attention_groups,
+                                 plan.max_d + kNormedPad,
+                                 shared.squares,
+                                 {shared.parts[0], shared.parts[1]},
+                                 shared.ring,
+                                 shared.barriers,
+                                 shared.cursors,
+                                 shared.tasks,
+                                 static_cast<float2*>(params.workspace),
+                                 params.clock};
+  LaunchOptions options;
+  options.overlap_previous = true;
+  options.shared_bytes = static_cast<std::size_t>(shared.bytes);
+  const int num_sms = num_sms_of(plan.device);
+  return plan.asymmetric ? launch_rows<true>(options, program, num_sms, stream)
+                         : launch_rows<false>(options, program, num_sms, stream);
 }
 
 }  // namespace bytebound

@@ -1,9 +1,10 @@
-// Layers of a model as one kernel that never ends between products: weights arrive while the blocks
+// A pass of a model as one kernel that never ends between products: weights arrive while the blocks
 // still hand each other the results of the op before.
 #pragma once
 
 #include <cstdint>
 
+#include "attention_decode.h"
 #include "dtype.h"
 #include "gdn_step.h"
 #include "matvec.h"
@@ -11,7 +12,8 @@
 
 namespace bytebound {
 
-constexpr int kStreamMaxOps = 36;  // of one launch
+constexpr int kStreamMaxOps = 4096;  // of one launch
+constexpr int kStreamOpBytes = 512;  // of the table, for each op
 constexpr int kStreamMaxRows = kMatvecRows;
 constexpr int kStreamSentSlots = 4;  // ops whose blocks may send each other sums at the same time
 
@@ -21,6 +23,8 @@ enum class StreamKind : int {
   kGates = 2,
   kReplay = 3,
   kGatedDelta = 4,
+  kEmbedding = 5,
+  kAttention = 6,
 };
 
 // Results that another op of the launch reads are "handed over": every bit of their memory is set
@@ -95,23 +99,66 @@ struct StreamGatedDelta {
   float eps;
 };
 
+// Rows of an embedding table by id, widened: with the bits of embedding_gather.
+struct StreamEmbedding {
+  const std::int32_t* ids;        // [R], complete before the launch
+  const void* table;              // [N, D] float16, rows 16-byte aligned
+  float* out;                     // [R, D], rows 16-byte aligned
+  std::int64_t table_row_stride;  // in elements
+  std::int64_t out_row_stride;
+  int n;
+  int d;  // a multiple of 8
+};
+
+// As attention_decode, with the same bits. Its rows, which are handed over, are float16 and aligned
+// to 16 bytes; decode.rows is not read. The rows of the norm before are gone behind it.
+struct StreamAttention {
+  AttentionDecodeParams decode;  // workspace: for kStreamMaxRows rows
+  std::int32_t* arrived;         // [1], every bit set before the launch: counts leaves
+};
+
 struct StreamOp {
   StreamKind kind;
   StreamNorm norm;
   StreamProduct product;
   StreamGates gates;
   StreamGatedDelta delta;  // kReplay and kGatedDelta
+  StreamEmbedding embedding;
+  StreamAttention attention;
 };
 
+// What a launch has to know of a program beside its table.
+struct StreamPlan {
+  int num_ops = 0;
+  int num_products = 0;
+  int max_d = 0;           // of the norms
+  bool has_delta = false;  // a replay alone needs no shared memory
+  bool has_attention = false;
+  bool asymmetric = false;
+  int device = 0;
+};
+
+constexpr std::int64_t weight_stream_table_bytes(int num_ops) {
+  return std::int64_t{num_ops} * kStreamOpBytes;
+}
+
+// Works out a program for the device that runs it, for any number of rows, and copies the table to
+// its place in device memory. Waits for the stream: not for a capture.
+Status weight_stream_plan(const StreamOp* ops,
+                          int num_ops,  // 1 to kStreamMaxOps
+                          int device,
+                          void* table,  // in device memory, weight_stream_table_bytes()
+                          void* stream,
+                          StreamPlan* plan);
+
 struct WeightStreamParams {
-  const StreamOp* ops;  // in host memory
-  int num_ops;          // 1 to kStreamMaxOps
+  StreamPlan plan;
+  const void* table;    // of weight_stream_plan()
   int rows;             // R, 1 to 8
   void* workspace;      // weight_stream_workspace_bytes(), every bit set before the first launch
   std::int64_t* clock;  // null, or [num_ops][4][blocks]: nanoseconds at which a block's first warp
                         // began an op, had its input (if it has items), was done with its items,
                         // had handed over
-  int device;
 };
 
 constexpr std::int64_t weight_stream_workspace_bytes(int num_sms) {
@@ -123,8 +170,8 @@ constexpr std::int64_t weight_stream_workspace_bytes(int num_sms) {
 // device: a block waits for the others.
 Status weight_stream(const WeightStreamParams& params, void* stream);
 
-// Whether the current device can run it with that many rows, and how many items of weights each
-// warp then has under way (0: it cannot).
-int weight_stream_slots(int rows, int max_d, bool asymmetric, int device);
+// How many items of weights each warp has under way with that many rows; 0: the device has no room
+// for them, or cannot run it.
+int weight_stream_slots(const StreamPlan& plan, int rows);
 
 }  // namespace bytebound

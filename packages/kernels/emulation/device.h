@@ -25,9 +25,11 @@
 #undef __shared__
 #undef __launch_bounds__
 #undef __forceinline__
+#undef __noinline__
 #define __shared__ static thread_local
 #define __launch_bounds__(...)
 #define __forceinline__ inline
+#define __noinline__
 
 #define threadIdx (::emulation::t_block->fiber().thread)
 #define blockIdx (::emulation::t_block->index)

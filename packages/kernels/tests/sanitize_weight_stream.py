@@ -18,10 +18,12 @@ from bytebound_kernels import (
     StreamGates,
     StreamNorm,
     StreamProduct,
+    StreamProgram,
     StreamReplay,
     gdn_keep,
     gdn_updates_width,
     weight_stream,
+    weight_stream_table_bytes,
     weight_stream_workspace_bytes,
 )
 from bytebound_kernels.bench.memory import DeviceArray, device_array
@@ -88,22 +90,24 @@ def run_weight_stream(backend: Any) -> int:
             result(_VALUES),
             result(_UPDATES, "float32"),
         )
+        ops = [
+            StreamReplay(delta),
+            norm(x),
+            StreamProduct(weights[0], qkv),
+            StreamProduct(weights[1], z),
+            StreamGates(exact.array((_HV, _D), "float16"), a),
+            StreamGates(exact.array((_HV, _D), "float16"), b),
+            delta,
+            StreamProduct(weights[2], middle, delta.out, x),
+            norm(middle),
+            StreamProduct(weights[3], inner, scale=0.25),
+            StreamProduct(weights[4], behind, inner, middle, 4.0),
+            norm(behind),
+            StreamProduct(weights[5], result(77, "float32")),
+        ]
+        table = exact.filled(weight_stream_table_bytes(len(ops)), b"\0")
         weight_stream(
-            [
-                StreamReplay(delta),
-                norm(x),
-                StreamProduct(weights[0], qkv),
-                StreamProduct(weights[1], z),
-                StreamGates(exact.array((_HV, _D), "float16"), a),
-                StreamGates(exact.array((_HV, _D), "float16"), b),
-                delta,
-                StreamProduct(weights[2], middle, delta.out, x),
-                norm(middle),
-                StreamProduct(weights[3], inner, scale=0.25),
-                StreamProduct(weights[4], behind, inner, middle, 4.0),
-                norm(behind),
-                StreamProduct(weights[5], result(77, "float32")),
-            ],
+            StreamProgram(ops, table=table),
             rows=rows,
             workspace=workspace,
         )

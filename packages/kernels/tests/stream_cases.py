@@ -1,18 +1,24 @@
 """Layers for the tests of the weight stream: small, with results in wider tensors of set bits."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from bytebound_kernels import (
     GdnRows,
     PackedW4,
+    StreamAttention,
+    StreamEmbedding,
     StreamGatedDelta,
     StreamGates,
     StreamNorm,
     StreamOp,
     StreamProduct,
+    StreamProgram,
     StreamReplay,
+    attention_decode_workspace_bytes,
     gdn_updates_width,
+    weight_stream_table_bytes,
 )
 from bytebound_kernels.ops.w4_matvec.layout import interleave, pack_reference
 
@@ -21,6 +27,7 @@ from .gdn_cases import V, make, some_pending
 MAX_ROWS = 8
 MARGIN = 8  # elements on either side of a result
 HALF, FULL = torch.float16, torch.float32
+HEAD_DIM = 256  # of attention
 
 
 class Sizes(NamedTuple):
@@ -33,6 +40,28 @@ class Sizes(NamedTuple):
         return f"D{self.d}-H{self.h}-HV{self.hv}-F{self.f}"
 
 
+class Attention(NamedTuple):
+    """Heads, and a cache in which ``position`` rows are."""
+
+    heads: int
+    kv_heads: int
+    position: int
+    cache: str = "float16"
+    positions: int = 320
+    norm: torch.dtype = FULL
+
+
+def program_of(ops: Sequence[StreamOp], device: str = "cuda") -> StreamProgram:
+    """Make a program with a table of its own."""
+    size = weight_stream_table_bytes(len(ops))
+    return StreamProgram(ops, table=torch.empty(size, dtype=torch.uint8, device=device))
+
+
+def run_stream(ops: Sequence[StreamOp], **arguments: Any) -> None:
+    """Launch ops that are run once."""
+    program_of(ops).run(**arguments)
+
+
 class Layers:
     """Ops over random weights, and all that they touch; copy.deepcopy gives a twin of its own."""
 
@@ -41,6 +70,8 @@ class Layers:
         self.ops: list[StreamOp] = []
         self.wide: list[torch.Tensor] = []  # that the results lie in
         self.results: list[torch.Tensor] = []
+        self.counters: list[torch.Tensor] = []  # of attention
+        self._workspace: torch.Tensor | None = None  # likewise
 
     def random(self, *shape: int, dtype: torch.dtype = FULL, scale: float = 1.0) -> torch.Tensor:
         self._seed += 1
@@ -58,6 +89,8 @@ class Layers:
         """Set every bit of every result, and around it."""
         for wide in self.wide:
             wide.view(torch.uint8).fill_(255)
+        for counter in self.counters:
+            counter.fill_(-1)
 
     def weight(self, n: int, k: int, *, interleaved: bool = False) -> PackedW4:
         parts = [self._stored(n, k) for _ in range(2 if interleaved else 1)]
@@ -135,6 +168,62 @@ class Layers:
         self.ops.append(delta)
         return self.product(d, hv * V, delta.out, x)
 
+    def embedding(self, ids: Sequence[int], d: int, n: int = 50) -> torch.Tensor:
+        wide = torch.empty(MAX_ROWS, d + 2 * MARGIN, device=self.device)
+        self.wide.append(wide)
+        self.results.append(wide[:, MARGIN:-MARGIN])
+        given = torch.tensor(ids, dtype=torch.int32, device=self.device)
+        table = self.random(n, d, dtype=HALF)
+        self.ops.append(StreamEmbedding(given, table, self.results[-1]))
+        return self.results[-1]
+
+    def cache(self, shape: Attention) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Rows up to the position, NaN behind them."""
+        kind = getattr(torch, shape.cache)
+        full = self.random(shape.kv_heads, shape.positions, HEAD_DIM)
+        scale = None
+        if kind.itemsize == 1:
+            scale = full.abs().amax(-1) / 448
+            full = full / scale[..., None]
+            scale[:, shape.position :] = float("nan")
+        rows = full.to(kind)
+        if scale is None:
+            rows[:, shape.position :] = float("nan")
+        return rows, scale
+
+    def attend(
+        self, q_gate: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: Attention
+    ) -> StreamAttention:
+        """Add attention of rows to a cache of its own."""
+        (keys, k_scale), (values, v_scale) = self.cache(shape), self.cache(shape)
+        norms = [self.random(HEAD_DIM, dtype=shape.norm, scale=0.2) for _ in "qk"]
+        exponents = torch.arange(0, 64, 2, device=self.device) / 64
+        self.counters.append(torch.empty(1, dtype=torch.int32, device=self.device))
+        if self._workspace is None:
+            size = attention_decode_workspace_bytes(MAX_ROWS, shape.heads, shape.positions)
+            self._workspace = torch.empty(size, dtype=torch.uint8, device=self.device)
+        op = StreamAttention(
+            *(q_gate, k, v, *norms, 1.0 / 1e7**exponents),
+            torch.tensor([shape.position], dtype=torch.int32, device=self.device),
+            *(keys, values, self._workspace, self.counters[-1]),
+            self.result(shape.heads * HEAD_DIM),
+            *(k_scale, v_scale),
+        )
+        self.ops.append(op)
+        return op
+
+    def attention_layer(self, x: torch.Tensor, shape: Attention) -> torch.Tensor:
+        d, width = x.shape[1], shape.kv_heads * HEAD_DIM
+        self.norm(x)
+        qkv = self.product(2 * shape.heads * HEAD_DIM + 2 * width, d)
+        rows = qkv.split([2 * shape.heads * HEAD_DIM, width, width], dim=1)
+        op = self.attend(*rows, shape)
+        return self.product(d, shape.heads * HEAD_DIM, op.out, x)
+
+    @property
+    def attentions(self) -> list[StreamAttention]:
+        return [op for op in self.ops if isinstance(op, StreamAttention)]
+
     @property
     def deltas(self) -> list[StreamGatedDelta]:
         return [op for op in self.ops if isinstance(op, StreamGatedDelta)]
@@ -158,4 +247,18 @@ def decoder(
         x = layers.mlp(x, sizes.f)
     layers.norm(x, out=layers.result(sizes.d))
     layers.product(head, sizes.d, dtype=FULL)
+    return layers
+
+
+def whole_pass(
+    device: str, sizes: Sizes, shapes: Sequence[Attention], *, seed: int = 0, **options: Any
+) -> Layers:
+    """A pass from the ids to the logits: Gated DeltaNet and attention by turns."""
+    layers = Layers(device, seed=seed, **options)
+    x = layers.embedding([3, 1, 49, 50, 0, 7, 7, 20], sizes.d)
+    for shape in shapes:
+        x = layers.mlp(layers.gated_delta_layer(x, sizes, 3), sizes.f)
+        x = layers.mlp(layers.attention_layer(x, shape), sizes.f)
+    layers.norm(x, out=layers.result(sizes.d))
+    layers.product(101, sizes.d, dtype=FULL)
     return layers

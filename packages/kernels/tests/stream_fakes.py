@@ -13,6 +13,7 @@ from bytebound_kernels import (
     StreamNorm,
     StreamOp,
     StreamProduct,
+    StreamProgram,
     StreamReplay,
     gdn_updates_width,
     w4_packed_bytes,
@@ -109,8 +110,15 @@ def workspace_of(fake: Any, **changes: Any) -> Any:
     return fake(**fields)
 
 
+def program_of(fake: Any, ops: Any) -> StreamProgram:
+    ops = tuple(ops)
+    table = fake((512 * max(len(ops), 1),), dtype="torch.uint8", pointer=1 << 40)
+    return StreamProgram(ops, table=table, stream=5)
+
+
 def call(fake: Any, ops: Any, **keywords: Any) -> None:
-    weight_stream(ops, **{"rows": 3, "workspace": workspace_of(fake), **keywords})
+    program = ops if isinstance(ops, StreamProgram) else program_of(fake, ops)
+    weight_stream(program, **{"rows": 3, "workspace": workspace_of(fake), **keywords})
 
 
 def changed(ops: list[StreamOp], index: int, **fields: Any) -> list[StreamOp]:

@@ -1,4 +1,4 @@
-"""The weight stream on the emulated card: all five kinds of records, and blocks that wait for each
+"""The weight stream on the emulated card: all kinds of records, and blocks that wait for each
 other's results while the kernel runs."""
 
 import pytest
@@ -82,7 +82,39 @@ def test_a_row(workspace) -> None:
     twins = {rows: gpu.copy.deepcopy(layers) for rows in (1, 2, 3, 5, 8)}
     for rows, twin in twins.items():
         twin.poison()
-        gpu.weight_stream(twin.ops, rows=rows, workspace=workspace)
+        gpu.run_stream(twin.ops, rows=rows, workspace=workspace)
     for rows, twin in twins.items():
         for ours, all_rows in zip(twin.results, twins[8].results, strict=True):
             assert gpu.same_bits(ours[:rows], all_rows[:rows]), f"of {rows} rows"
+
+
+@pytest.mark.parametrize("rows", range(1, 9))
+@pytest.mark.parametrize("cache", ["float16", "bfloat16", "float8_e4m3fn"])
+def test_attention_has_the_bits_of_its_own_kernels(cache, rows, workspace) -> None:
+    """At the borders of leaves, and with nothing cached."""
+    for position in (0, 63, 64, 65, 65 - rows, 190):
+        gpu.test_attention_has_the_bits_of_its_own_kernels(position, cache, rows, workspace)
+
+
+@pytest.mark.parametrize("heads", [(8, 1), (5, 5)], ids=str)
+def test_any_number_of_heads(heads, workspace) -> None:
+    gpu.test_any_number_of_heads(heads, "float16", workspace)
+
+
+@pytest.mark.parametrize("cache", ["bfloat16", "float8_e4m3fn"])
+def test_attention_by_both_teams_of_a_block(cache, workspace) -> None:
+    gpu.test_attention_of_rows_from_before_the_launch(cache, workspace)
+
+
+def test_a_position_out_of_range_changes_nothing(workspace) -> None:
+    for position in (-1, 313):
+        gpu.test_a_position_out_of_range_changes_nothing(position, workspace)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8])
+def test_a_whole_pass_is_one_launch(rows, workspace) -> None:
+    gpu.test_a_whole_pass_is_one_launch(False, rows, workspace)
+
+
+def test_a_whole_pass_matches_the_reference(workspace, assert_close) -> None:
+    gpu.test_a_whole_pass_matches_the_reference(workspace, assert_close)

@@ -285,7 +285,9 @@ def w4_unpack_case():
 def weight_stream_case():
     """Results are poisoned by the call: what is handed over has bits of its own to wait for."""
     layers = decoder("cuda", Sizes(d=256, h=1, hv=3, f=384), num_layers=2, head=77)
-    program = bk.StreamProgram(layers.ops)
+    size = bk.weight_stream_table_bytes(len(layers.ops))
+    table = torch.empty(size, dtype=torch.uint8, device="cuda")
+    program = bk.StreamProgram(layers.ops, table=table)
     workspace = bytes_of(bk.weight_stream_workspace_bytes(), 0xFF)
 
     def call():

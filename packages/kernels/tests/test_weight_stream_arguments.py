@@ -10,7 +10,6 @@ from bytebound_kernels import (
     KernelError,
     PackedW4,
     StreamNorm,
-    StreamProgram,
     UnsupportedDeviceError,
     UnsupportedDtypeError,
     UnsupportedLayoutError,
@@ -39,6 +38,7 @@ from .stream_fakes import (
     call,
     changed,
     layer,
+    program_of,
     tensors_of,
 )
 
@@ -117,6 +117,8 @@ REFUSED: list[tuple[str, dict[str, Any], type[KernelError], str]] = [
     ("gates", {"pointer": POINTERS["projected"]}, LAYOUT, r"ops\[3\].out overlaps ops\[2\].out"),
     ("mixed", {"pointer": POINTERS["conv_window"]}, LAYOUT, "overlaps .*conv_window"),
     ("mixed", {"pointer": POINTERS["recurrent"]}, LAYOUT, "overlaps .*state.recurrent"),
+    ("updates", {"pointer": POINTERS["mixed"]}, LAYOUT, r"ops\[4\].out overlaps ops\[4\].updates"),
+    ("updates", {"pointer": POINTERS["pending_updates"]}, LAYOUT, "overlaps .*pending.updates"),
     ("middle", {"pointer": POINTERS["x"]}, LAYOUT, r"ops\[5\].out overlaps ops\[1\].x .* later"),
     ("behind", {"pointer": POINTERS["middle"]}, LAYOUT, r"ops\[8\].out overlaps ops\[5\].out"),
     ("behind", {"pointer": POINTERS["inner"]}, LAYOUT, r"ops\[8\].out overlaps ops\[7\].out"),
@@ -170,14 +172,12 @@ def test_what_is_no_tensor_and_no_record_is_refused(
 ) -> None:
     with pytest.raises(TENSOR, match=f"weight_stream: {message}"):
         call(fake, changed(layer(fake), index, **fields))
-    with pytest.raises(TENSOR, match=r"ops\[1\] is a str; expected a StreamNorm, "):
+    with pytest.raises(TENSOR, match=r"ops\[1\] is a str; expected a StreamEmbedding, "):
         call(fake, [layer(fake)[1], "norm"])
 
 
 @pytest.mark.parametrize("rows", [0, 9, -1, 1.0, True])
 def test_rows(fake: Any, no_cuda: str, rows: Any) -> None:
-    with pytest.raises(INVALID, match="weight_stream: rows is"):
-        call(fake, layer(fake), rows=rows)
     with pytest.raises(INVALID, match="weight_stream: rows is"):
         weight_stream_slots(rows, D, asymmetric=False)
 
@@ -263,7 +263,7 @@ def test_sound_arguments_without_cuda_name_the_reason(fake: Any, no_cuda: str) -
     with pytest.raises(CudaUnavailableError, match=f"weight_stream: .*{no_cuda}"):
         call(fake, layer(fake))
     with pytest.raises(CudaUnavailableError, match=f"weight_stream: .*{no_cuda}"):
-        StreamProgram(layer(fake))
+        program_of(fake, layer(fake))
     for size in (weight_stream_workspace_bytes, lambda: weight_stream_slots(1, D, asymmetric=True)):
         with pytest.raises(CudaUnavailableError, match=no_cuda):
             size()

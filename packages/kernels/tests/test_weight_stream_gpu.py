@@ -4,23 +4,23 @@ import copy
 
 import pytest
 from bytebound_kernels import (
-    STREAM_MAX_OPS,
-    InvalidArgumentError,
+    StreamAttention,
+    StreamEmbedding,
     StreamGatedDelta,
     StreamGates,
     StreamNorm,
     StreamProduct,
-    StreamProgram,
     StreamReplay,
     UnsupportedShapeError,
+    attention_decode,
     devices,
+    embedding_gather,
     gdn_keep,
     gdn_step,
     matvec_workspace_bytes,
     rms_norm,
     rms_norm_project,
     w4_matvec,
-    weight_stream,
     weight_stream_slots,
     weight_stream_workspace_bytes,
 )
@@ -31,7 +31,7 @@ from bytebound_kernels.ops.gdn_step import GdnRows  # noqa: E402
 from bytebound_kernels.ops.weight_stream import weight_stream_reference  # noqa: E402
 
 from .gdn_cases import V, copy_of  # noqa: E402
-from .stream_cases import Layers, Sizes, decoder  # noqa: E402
+from .stream_cases import Attention, Layers, Sizes, decoder, program_of, run_stream, whole_pass  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -115,6 +115,19 @@ def by_single_ops(ops, rows) -> None:
             hv = op.state.recurrent.shape[0]
             used = (op.pending.qkv.shape[1] // V - hv) // 2 * V + hv * V + hv
             op.updates[:rows, :used] = pending.updates[:rows, :used]
+        elif isinstance(op, StreamEmbedding):
+            embedding_gather(op.ids[:rows], op.table, out=op.out[:rows])
+        elif isinstance(op, StreamAttention):
+            attention_decode(
+                *(op.q_gate[:rows], op.k[:rows], op.v[:rows], op.q_norm, op.k_norm, op.inv_freq),
+                *(op.position, op.k_cache, op.v_cache),
+                out=op.out[:rows],
+                workspace=op.workspace,
+                k_scale=op.k_scale,
+                v_scale=op.v_scale,
+                eps=op.eps,
+                scale=op.scale,
+            )
         torch.cuda.synchronize()
 
 
@@ -124,13 +137,17 @@ def assert_as_single_ops(layers, rows, workspace) -> None:
     for one in (layers, twin):
         one.poison()
     by_single_ops(twin.ops, rows)
-    weight_stream(layers.ops, rows=rows, workspace=workspace)
+    run_stream(layers.ops, rows=rows, workspace=workspace)
     torch.cuda.synchronize()
     for i, (ours, theirs) in enumerate(zip(layers.wide, twin.wide, strict=True)):
         assert same_bits(ours, theirs), f"result {i} of {len(layers.wide)}"
     for ours, theirs in zip(layers.deltas, twin.deltas, strict=True):
         assert same_bits(ours.state.recurrent, theirs.state.recurrent)
         assert same_bits(ours.state.conv_window, theirs.state.conv_window)
+    for ours, theirs in zip(layers.attentions, twin.attentions, strict=True):
+        for field in ("k_cache", "v_cache", "k_scale", "v_scale"):
+            a, b = getattr(ours, field), getattr(theirs, field)
+            assert a is None or torch.equal(a.view(torch.uint8), b.view(torch.uint8)), field
 
 
 @rows_of
@@ -180,7 +197,7 @@ def test_one_layer_matches_the_reference(asymmetric, rows, sizes, workspace, ass
     for one in (layers, twin):
         one.poison()
     weight_stream_reference(twin.ops, rows=rows)
-    weight_stream(layers.ops, rows=rows, workspace=workspace)
+    run_stream(layers.ops, rows=rows, workspace=workspace)
     for i, (ours, theirs) in enumerate(zip(layers.results, twin.results, strict=True)):
         assert_close(f"result {i}", theirs[:rows], ours[:rows], 3e-3)
     recurrent = [one.deltas[0].state.recurrent for one in (twin, layers)]
@@ -255,16 +272,78 @@ def test_bfloat16_scales(workspace) -> None:
     assert_as_single_ops(layers, 3, workspace)
 
 
-def test_as_many_ops_as_there_may_be(workspace) -> None:
+def test_many_ops(workspace) -> None:
     layers = Layers("cuda")
     x = layers.random(8, 256)
-    for _ in range(STREAM_MAX_OPS // 3):
+    for _ in range(60):
         x = layers.mlp(x, 384)
-    assert len(layers.ops) == STREAM_MAX_OPS
     assert_as_single_ops(layers, 4, workspace)
-    layers.norm(x)
-    with pytest.raises(InvalidArgumentError, match=f"got {STREAM_MAX_OPS + 1} ops"):
-        weight_stream(layers.ops, rows=4, workspace=workspace)
+
+
+# Nothing cached, borders of leaves, several leaves of both sizes.
+POSITIONS = [0, 1, 62, 63, 64, 65, 127, 300]
+caches_of = pytest.mark.parametrize("cache", ["float16", "bfloat16", "float8_e4m3fn"])
+
+
+@rows_of
+@caches_of
+@pytest.mark.parametrize("position", POSITIONS)
+def test_attention_has_the_bits_of_its_own_kernels(position, cache, rows, workspace) -> None:
+    layers = Layers("cuda")
+    shape = Attention(6, 2, position, cache)
+    layers.attention_layer(layers.random(8, 256), shape)
+    assert_as_single_ops(layers, rows, workspace)
+
+
+@caches_of
+@pytest.mark.parametrize("heads", [(1, 1), (8, 1), (14, 2), (24, 4), (5, 5)], ids=str)
+def test_any_number_of_heads(heads, cache, workspace) -> None:
+    layers = Layers("cuda")
+    layers.attention_layer(layers.random(8, 256), Attention(*heads, 190, cache, norm=torch.float16))
+    assert_as_single_ops(layers, 5, workspace)
+
+
+@caches_of
+def test_attention_of_rows_from_before_the_launch(cache, workspace) -> None:
+    """And with rows so long that both teams of a block attend."""
+    layers = Layers("cuda")
+    layers.norm(layers.random(8, 5120))
+    layers.gates(1, 5120)
+    rows = [layers.random(8, width * 256, dtype=torch.float16) for width in (12, 2, 2)]
+    layers.attend(*rows, Attention(6, 2, 2300, cache, 2400))
+    assert_as_single_ops(layers, 8, workspace)
+
+
+@pytest.mark.parametrize("position", [-1, 313, 1 << 30])
+def test_a_position_out_of_range_changes_nothing(position, workspace) -> None:
+    layers = Layers("cuda")
+    layers.attention_layer(layers.random(8, 256), Attention(6, 2, 100))
+    layers.attentions[0].position.fill_(position)
+    before = copy.deepcopy(layers)
+    layers.poison()
+    run_stream(layers.ops, rows=8, workspace=workspace)
+    assert layers.attentions[0].out.isnan().all()
+    for ours, theirs in zip(layers.attentions[0][7:9], before.attentions[0][7:9], strict=True):
+        assert same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8], ids=lambda r: f"R{r}")
+@schemes
+def test_a_whole_pass_is_one_launch(asymmetric, rows, workspace) -> None:
+    shapes = [Attention(6, 2, 126), Attention(6, 2, 126, "float8_e4m3fn")]
+    layers = whole_pass("cuda", SIZES[1], shapes, asymmetric=asymmetric)
+    assert_as_single_ops(layers, rows, workspace)
+
+
+def test_a_whole_pass_matches_the_reference(workspace, assert_close) -> None:
+    layers = whole_pass("cuda", SIZES[1], [Attention(4, 2, 70)])
+    twin = copy.deepcopy(layers)
+    for one in (layers, twin):
+        one.poison()
+    weight_stream_reference(twin.ops, rows=3)
+    run_stream(layers.ops, rows=3, workspace=workspace)
+    for i, (ours, theirs) in enumerate(zip(layers.results, twin.results, strict=True)):
+        assert_close(f"result {i}", theirs[:3], ours[:3], 1e-2)
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
@@ -279,7 +358,7 @@ def test_rows_that_are_not_finite_stay_where_they_are(value, workspace) -> None:
     x[1, 5], x[4, 639] = float(value), float(value)
     for one in (clean, layers):
         one.poison()
-        weight_stream(one.ops, rows=7, workspace=workspace)
+        run_stream(one.ops, rows=7, workspace=workspace)
     good, bad = [0, 2, 3, 5, 6], [1, 4]
     for ours, theirs in zip(layers.results, clean.results, strict=True):
         assert same_bits(ours[good], theirs[good])
@@ -294,7 +373,7 @@ def test_a_nan_of_a_step_takes_its_row_and_what_follows(workspace) -> None:
     x[2, 3] = float("nan")
     for one in (clean, layers):
         one.poison()
-        weight_stream(one.ops, rows=5, workspace=workspace)
+        run_stream(one.ops, rows=5, workspace=workspace)
     for ours, theirs in zip(layers.results, clean.results, strict=True):
         assert same_bits(ours[:2], theirs[:2])
     assert layers.deltas[0].out[2:5].isnan().all()
@@ -306,7 +385,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(workspace) -> None:
     twins = [copy.deepcopy(layers) for _ in ROWS]
     for rows, twin in zip(ROWS, twins, strict=True):
         twin.poison()
-        weight_stream(twin.ops, rows=rows, workspace=workspace)
+        run_stream(twin.ops, rows=rows, workspace=workspace)
     for rows, twin in zip(ROWS, twins, strict=True):
         for ours, all_rows in zip(twin.results, twins[-1].results, strict=True):
             assert same_bits(ours[:rows], all_rows[:rows]), f"of {rows} rows"
@@ -314,7 +393,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(workspace) -> None:
 
 def test_repeats_its_bits_and_what_it_read_stays(workspace) -> None:
     layers = decoder("cuda", SIZES[3], num_layers=3)
-    program = StreamProgram(layers.ops)
+    program = program_of(layers.ops)
     start = [delta.state.recurrent.clone() for delta in layers.deltas]
     first = None
     for _ in range(10):
@@ -334,7 +413,7 @@ def test_a_chain_of_passes_in_a_graph_equals_gdn_step(workspace) -> None:
     rows, sizes = 4, SIZES[1]
     layers = decoder("cuda", sizes, num_layers=2)
     middle = 9  # ops of a layer
-    programs = [StreamProgram(layers.ops[:middle]), StreamProgram(layers.ops[middle:])]
+    programs = [program_of(layers.ops[:middle]), program_of(layers.ops[middle:])]
     x = next(op.x for op in layers.ops if isinstance(op, StreamNorm))
 
     def turn():
@@ -398,7 +477,7 @@ def test_a_replay_by_itself(workspace) -> None:
     for one in (layers, twin):
         one.poison()
     by_single_ops(twin.ops, 1)
-    weight_stream([StreamReplay(layers.deltas[0])], rows=1, workspace=workspace)
+    run_stream([StreamReplay(layers.deltas[0])], rows=1, workspace=workspace)
     assert same_bits(layers.deltas[0].state.recurrent, twin.deltas[0].state.recurrent)
     assert all((wide.view(torch.uint8) == 255).all() for wide in layers.wide)
 
@@ -408,7 +487,7 @@ def test_the_clock_runs_forward(workspace) -> None:
     layers.poison()
     num_sms = devices()[0].num_sms
     clock = torch.zeros(len(layers.ops), 4, num_sms, dtype=torch.int64, device="cuda")
-    weight_stream(layers.ops, rows=2, workspace=workspace, clock=clock)
+    run_stream(layers.ops, rows=2, workspace=workspace, clock=clock)
     began, ended = clock[:, 0], clock[:, 3]
     assert (began > 0).all() and (ended >= began).all()
     assert (began[1:] >= ended[:-1]).all()
@@ -423,9 +502,9 @@ def test_rows_that_do_not_fit_shared_memory(workspace) -> None:
         layers.poison()
         if num_slots == 0:
             with pytest.raises(UnsupportedShapeError, match="do not fit the shared memory"):
-                weight_stream(layers.ops, rows=rows, workspace=workspace)
+                run_stream(layers.ops, rows=rows, workspace=workspace)
         else:
-            weight_stream(layers.ops, rows=rows, workspace=workspace)
+            run_stream(layers.ops, rows=rows, workspace=workspace)
             assert layers.results[0][:rows].isfinite().all()
 
 
@@ -434,7 +513,7 @@ def test_runs_on_the_stream_that_is_asked_for(workspace) -> None:
     twin = copy.deepcopy(layers)
     for one in (layers, twin):
         one.poison()
-    weight_stream(twin.ops, rows=3, workspace=workspace)
+    run_stream(twin.ops, rows=3, workspace=workspace)
     x = next(op.x for op in layers.ops if isinstance(op, StreamNorm))
     source = x.clone()
     x.zero_()
@@ -444,6 +523,6 @@ def test_runs_on_the_stream_that_is_asked_for(workspace) -> None:
         # The copy waits on this stream: a kernel on another one would read zeros.
         torch.cuda._sleep(10_000_000)
         x.copy_(source)
-    weight_stream(layers.ops, rows=3, workspace=workspace, stream=stream)
+    run_stream(layers.ops, rows=3, workspace=workspace, stream=stream)
     stream.synchronize()
     assert all(same_bits(a, b) for a, b in zip(layers.wide, twin.wide, strict=True))

@@ -8,7 +8,6 @@ from bytebound_kernels import (
     InvalidArgumentError,
     KernelError,
     StreamNorm,
-    StreamProgram,
     UnsupportedDeviceError,
     UnsupportedDtypeError,
     UnsupportedLayoutError,
@@ -36,6 +35,7 @@ from .stream_fakes import (
     W,
     call,
     layer,
+    program_of,
     workspace_of,
 )
 
@@ -55,9 +55,12 @@ def launched(monkeypatch: pytest.MonkeyPatch, pretend_cuda: None) -> Launches:
     for name in ("stream_norm", "stream_gates", "stream_product", "stream_gated_delta"):
         monkeypatch.setattr(_native, name, maker(name), raising=False)
     replaced: dict[str, Any] = {
+        "weight_stream_plan": lambda ops, **keywords: ops,
         "weight_stream": lambda ops, **keywords: seen.append((ops, keywords)),
         "weight_stream_workspace_bytes": lambda num_sms: WORKSPACE_BYTES,
-        "weight_stream_slots": lambda rows, d, asymmetric, device: 8 if rows * d < 8 * 5000 else 0,
+        "weight_stream_slots": lambda rows, d, attention, asymmetric, device: (
+            8 if rows * d < 8 * 5000 else 0
+        ),
     }
     for name, function in replaced.items():
         monkeypatch.setattr(_native, name, function, raising=False)
@@ -78,7 +81,7 @@ def test_what_the_kernel_gets(fake: Any, launched: Launches) -> None:
         "rows": 5,
         "workspace": 1 << 34,
         "clock": 1 << 35,
-        "device": 0,
+        "table": 1 << 40,
         "stream": 7,
     }
     p = POINTERS
@@ -169,7 +172,7 @@ def test_a_program_is_made_once(
     fake: Any, launched: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ops = layer(fake)
-    program = StreamProgram(iter(ops))
+    program = program_of(fake, iter(ops))
     assert program.ops == tuple(ops) and program.device == 0
     for name in ("stream_norm", "stream_gates", "stream_product", "stream_gated_delta"):
         monkeypatch.setattr(_native, name, None)  # none is asked again

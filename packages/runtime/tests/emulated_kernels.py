@@ -250,6 +250,16 @@ class Kernels:
                 case bk.StreamGates():
                     assert normed is not None and op.weight.dtype == op.out.dtype == torch.float16
                     self._product(normed, op.weight, None, op.out[:rows], None, 1.0)
+                case bk.StreamEmbedding():
+                    self.embedding_gather(op.ids[:rows], op.table, out=op.out[:rows])
+                case bk.StreamAttention():
+                    assert bool((op.arrived == -1).all()), "a counter is not set back"
+                    normed = None
+                    self.attention_decode(
+                        op.q_gate[:rows], op.k[:rows], op.v[:rows], op.q_norm, op.k_norm,
+                        op.inv_freq, op.position, op.k_cache, op.v_cache, out=op.out[:rows],
+                        workspace=op.workspace, k_scale=op.k_scale, v_scale=op.v_scale, eps=op.eps,
+                    )  # fmt: skip
                 case bk.StreamReplay():
                     replay(op.delta)
                 case bk.StreamGatedDelta():
@@ -290,8 +300,9 @@ class Kernels:
 class Program:
     """Ops of a launch behind the checks of the kernel's own front."""
 
-    def __init__(self, ops: Sequence[bk.StreamOp]) -> None:
+    def __init__(self, ops: Sequence[bk.StreamOp], *, table: Tensor) -> None:
         self.ops = tuple(ops)
+        assert table.numel() >= bk.weight_stream_table_bytes(len(self.ops))
         assert 1 <= len(self.ops) <= bk.STREAM_MAX_OPS
         check_order([check_op(index, op) for index, op in enumerate(self.ops)])
 
@@ -305,6 +316,8 @@ def inputs_of(op: bk.StreamOp) -> list[Tensor]:
             return [one for one in (op.x, op.residual) if one is not None]
         case bk.StreamGatedDelta():
             return [*op.rows, op.z]
+        case bk.StreamAttention():
+            return [op.q_gate, op.k, op.v]
     return []
 
 
@@ -378,7 +391,7 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> Kernels:
         monkeypatch.setattr(bk, name, lambda device=0: 1024)
     monkeypatch.setattr(bk, "gdn_keep", gdn_keep_reference)
     monkeypatch.setattr(bk, "StreamProgram", Program)
-    monkeypatch.setattr(bk, "weight_stream_slots", lambda rows, d, *, asymmetric, device=0: 4)
+    monkeypatch.setattr(bk, "weight_stream_slots", lambda *_, **__: 4)
     monkeypatch.setattr(prefill, "attention_prefill", attention_prefill)
     monkeypatch.setattr(prefill, "gdn_prefill", gdn_prefill)
     return kernels

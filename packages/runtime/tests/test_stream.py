@@ -20,7 +20,7 @@ from bytebound.cuda.diff import run_diff
 from bytebound.cuda.executor import CudaExecutor
 from bytebound.cuda.pairing import reference_of
 from bytebound.cuda.random_weights import random_weights
-from bytebound.cuda.stream import Activations, StreamStep, row_bytes
+from bytebound.cuda.stream import Activations, StreamStep, num_ops, row_bytes
 from bytebound.drafts import Draft, NgramDraft
 from bytebound.prompt_reader import PromptReader
 
@@ -39,8 +39,7 @@ LAYERS = {
     "attention alone": ["full_attention"] * 2,
     "none between": ["linear_attention", "full_attention", "full_attention", "linear_attention"],
     "no attention": ["linear_attention"] * 2,
-    "more than one launch takes": ["full_attention", *["linear_attention"] * 5, "full_attention"],
-    "more before the head": ["full_attention", *["linear_attention"] * 4],
+    "many": ["full_attention", *["linear_attention"] * 5, "full_attention"],
 }
 
 
@@ -100,18 +99,18 @@ def test_rows_and_states_are_those_of_the_graph(tmp_path: Path, layers: str) -> 
     assert same(*([one.prefill([3, 4, 5]), *held(one)] for one in executors))
 
 
-def test_a_launch_holds_as_many_ops_as_it_can(tmp_path: Path) -> None:
-    def counts(types: list[str]) -> list[int]:
-        shape = {"layer_types": types, "num_hidden_layers": len(types)}
-        step = build(tmp_path, "stream", **shape).step
-        assert isinstance(step, StreamStep)
-        return [len(segment.program.ops) for segment in step.segments]
-
+def test_a_pass_is_one_launch(tmp_path: Path) -> None:
     linear, full = "linear_attention", "full_attention"
-    # The flagship's: three layers between two attentions are one launch.
-    assert counts([linear, linear, linear, full] * 2) == [29, 33, 6]
-    assert counts([full, *[linear] * 5, full]) == [2, 31, 20, 6]
-    assert max(counts([linear] * 9)) <= bk.STREAM_MAX_OPS
+    for types in ([linear, linear, linear, full] * 2, [full], [linear]):
+        shape = {"layer_types": types, "num_hidden_layers": len(types)}
+        executor = build(tmp_path, "stream", **shape)
+        assert isinstance(executor.step, StreamStep)
+        ops = executor.step.program.ops
+        kinds = [type(op) for op in ops]
+        assert len(ops) == num_ops(executor.config) <= bk.STREAM_MAX_OPS
+        assert kinds[0] is bk.StreamEmbedding and kinds.count(bk.StreamAttention) == types.count(
+            full
+        )
 
 
 @pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
@@ -159,13 +158,16 @@ def test_weights_that_a_stream_cannot_read(tmp_path: Path, kind: str) -> None:
 def test_activations_have_places_of_their_own(tmp_path: Path) -> None:
     config = build(tmp_path, "graph").config
     activations = Activations.empty(config, CPU)
-    parts = [getattr(activations, field.name) for field in fields(activations)][1:]
+    parts = [getattr(activations, field.name) for field in fields(activations)][3:]
     assert activations.arena.shape == (8, row_bytes(config))
     for value, part in enumerate(parts):
-        assert part.shape[:2] in ((8, config.num_linear_layers), (8, 3))
+        assert part.shape[0] == 8 and part.shape[1] in (1, config.num_linear_layers, 3)
         assert part.data_ptr() % 256 == activations.arena.data_ptr() % 256
         part.fill_(value)
     assert all(bool((part == value).all()) for value, part in enumerate(parts))
+    activations.mark(2)
+    assert bool((activations.arrived == -1).all())
+    assert bool((activations.arena[:2] == 0xFF).all() and (parts[1][2:] == 1).all())
 
 
 # Whole engines.

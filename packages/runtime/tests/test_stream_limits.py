@@ -105,14 +105,14 @@ def test_an_old_card(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_card_with_little_shared_memory(monkeypatch: pytest.MonkeyPatch, card: None) -> None:
     asked = []
 
-    def slots(rows: int, d: int, *, asymmetric: bool, device: int) -> int:
-        asked.append((rows, d, asymmetric, device))
+    def slots(rows: int, d: int, *, asymmetric: bool, attention: bool, device: int) -> int:
+        asked.append((rows, d, asymmetric, attention, device))
         return 0
 
     monkeypatch.setattr(bk, "weight_stream_slots", slots)
     found = stream_problem(FLAGSHIP, [], HALF, torch.device("cuda", 1))
     assert found is not None and "no room for 8 rows of hidden_size 5120" in found
-    assert asked == [(8, 5120, False, 1)]
+    assert asked == [(8, 5120, False, True, 1)]
 
 
 def load(folder: Path, **settings: Any) -> CudaParts:
@@ -126,7 +126,10 @@ def test_a_stream_is_loaded_and_planned(tmp_path: Path, card: None) -> None:
     step = parts.executor.step
     assert isinstance(step, StreamStep)
     plan = parts.memory_plan
-    assert plan.stream == taken(step.activations.arena.nbytes) + taken(step.workspace.nbytes) > 0
+    table = bk.weight_stream_table_bytes(len(step.program.ops))
+    ours = (step.activations.memory, step.updates, step.workspace)
+    parts_of_it = (*(one.nbytes for one in ours), table)
+    assert plan.stream == sum(map(taken, parts_of_it)) > 0
     graph = load(symmetric(tmp_path / "model"), engine="graph")
     assert graph.memory_plan.stream == 0 and not isinstance(graph.executor.step, StreamStep)
 
@@ -151,8 +154,10 @@ def test_the_activations_of_the_flagship() -> None:
     stored = Stored.of(FLAGSHIP, None, "model.", with_mtp=True, random=True)
     memory = CudaMemory(FLAGSHIP, stored, CARD, num_draft_tokens=4)
     plan, graph = replace(memory, engine="stream").plan(8192), memory.plan(8192)
-    # A row: 64 layers of 2 * 5120 in 32 bits and 17408 in 16, 48 of 16384 + 96 + 6144 in 16.
-    row = 64 * (8 * 5120 + 2 * 17408) + 48 * 2 * (16384 + 96 + 6144)
+    # A row: 64 layers of 2 * 5120 in 32 bits and 17408 in 16, 48 of 16384 + 96 + 6144 in 16 and of
+    # (16 + 48) * 128 + 48 in 32, and 16 of 14336 + 6144 in 16.
+    row = 64 * (8 * 5120 + 2 * 17408) + 48 * 2 * (16384 + 96 + 6144) + 16 * 2 * (14336 + 6144)
+    row += 48 * 4 * (64 * 128 + 48)
     assert 8 * row <= plan.stream <= 8 * row + 4 * MIB
     assert plan.total - graph.total == plan.stream and graph.stream == 0
 

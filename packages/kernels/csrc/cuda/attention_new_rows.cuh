@@ -49,7 +49,7 @@ struct Scratch {
 __device__ __forceinline__ void make_turns(const AttentionArgs& args,
                                            const Scratch& scratch,
                                            int position) {
-  for (int i = threadIdx.x; i < args.rows * args.half_rotary; i += kTileThreads) {
+  for (int i = tile_thread(); i < args.rows * args.half_rotary; i += kTileThreads) {
     scratch.p_turns[i] =
         turn_of(args.p_inv_freq[i % args.half_rotary], position + i / args.half_rotary);
   }
@@ -104,7 +104,7 @@ static_assert(kMaxQueries + 2 * kMaxRows <= RowTasks::kPerLane * kWarp);
 __device__ __forceinline__ void begin_load_rows(const RowTasks& tasks, const Scratch& scratch) {
   const int i_lane = threadIdx.x % kWarp;
 #pragma unroll 1
-  for (int i = threadIdx.x / kWarp; i < tasks.num; i += kTileWarps) {
+  for (int i = tile_warp(); i < tasks.num; i += kTileWarps) {
     async_copy_16(shared_address(scratch.row(i)) + i_lane * kChunkBytes,
                   tasks.source(i) + i_lane * kChunk);
   }
@@ -127,7 +127,7 @@ __device__ __forceinline__ void make_rows(const AttentionArgs& args,
   constexpr int kItemBytes = Cache::kRowBytes / kHeadDim;
   constexpr int kTogether = 2;
 #pragma unroll 1
-  for (int i_first = threadIdx.x / kWarp; i_first < tasks.num; i_first += kTogether * kTileWarps) {
+  for (int i_first = tile_warp(); i_first < tasks.num; i_first += kTogether * kTileWarps) {
     uint32_t pairs[kTogether][4];
     int i_row[kTogether];
 #pragma unroll
@@ -198,11 +198,11 @@ __device__ __forceinline__ void place_new_rows(
     unsigned char* p_stage, const Scratch& scratch, int first, int position, int last) {
   constexpr int kRowChunks = Cache::kRowBytes / kChunkBytes;
   const int rows = last + 1 - position;
-  const int i_chunk = threadIdx.x % kRowChunks;
+  const int i_chunk = tile_thread() % kRowChunks;
   const int i_begin = max(first, position);
   const int num = min(first + Cache::kTile, last + 1) - i_begin;
 #pragma unroll 1
-  for (int i = threadIdx.x / kRowChunks; i < 2 * num; i += kTileThreads / kRowChunks) {
+  for (int i = tile_thread() / kRowChunks; i < 2 * num; i += kTileThreads / kRowChunks) {
     const bool is_value = i >= num;
     const int i_position = i_begin + (is_value ? i - num : i);
     const unsigned char* p_from = scratch.row(i_position - position + (is_value ? rows : 0));

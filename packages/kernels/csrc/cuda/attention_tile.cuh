@@ -43,6 +43,20 @@ constexpr int kTileBytes = 16 << 10;              // of the keys, and of the val
 constexpr int kChunkBytes = 16;
 constexpr int kMaxQueries = 48;  // of one block: what fits the registers
 
+// Four warps that share tiles are a block of attention_decode, or a part of a larger block that
+// begins at a multiple of their number. A thread's place among them, and its warp's:
+__device__ __forceinline__ int tile_thread() {
+  return static_cast<int>(threadIdx.x % kTileThreads);
+}
+__device__ __forceinline__ int tile_warp() {
+  return static_cast<int>(threadIdx.x % kTileThreads / kWarp);
+}
+
+// Loads of keys that are under way, where a thread may have 255 registers.
+__host__ __device__ constexpr int keys_ahead(int queries) {
+  return queries <= 16 ? 8 : queries <= 32 ? 4 : 2;
+}
+
 // A block serves kQueries = 8, 16, 32 or 48 queries: tiles of 16 rows, of which both halves or,
 // with 8 queries, the first one alone have softmax work.
 __host__ __device__ constexpr int query_tiles(int queries) {
@@ -302,9 +316,10 @@ __device__ __forceinline__ void begin_load_tile(uint32_t stage,
   constexpr int kPassRows = kTileThreads / kRowChunks;
   constexpr int kPasses = Cache::kTile / kPassRows;
   static_assert(2 * kPassRows % 8 == 0, "the swizzles repeat after eight rows");
-  const int row = threadIdx.x / kRowChunks;
-  const int chunk = threadIdx.x % kRowChunks;
-  const int64_t o_from = static_cast<int64_t>(first) * Cache::kRowBytes + threadIdx.x * kChunkBytes;
+  const int row = tile_thread() / kRowChunks;
+  const int chunk = tile_thread() % kRowChunks;
+  const int64_t o_from =
+      static_cast<int64_t>(first) * Cache::kRowBytes + tile_thread() * kChunkBytes;
   const unsigned char* p_keys = head.p_keys + o_from;
   const unsigned char* p_values = head.p_values + o_from;
   uint32_t to_keys[2], to_values[2];  // of even and odd passes
@@ -336,11 +351,12 @@ __device__ __forceinline__ void begin_load_tile(uint32_t stage,
   }
   if constexpr (Cache::kScaled) {
     constexpr int kScaleChunks = TileStage<Cache>::kScaleBytes / kChunkBytes;
-    if (threadIdx.x < 2 * kScaleChunks) {
-      const int i_position = threadIdx.x % kScaleChunks * 4;
-      const float* p_scales = threadIdx.x < kScaleChunks ? head.p_key_scales : head.p_value_scales;
+    if (tile_thread() < 2 * kScaleChunks) {
+      const int i_position = tile_thread() % kScaleChunks * 4;
+      const float* p_scales =
+          tile_thread() < kScaleChunks ? head.p_key_scales : head.p_value_scales;
       const int num_valid = min(max(last + 1 - first - i_position, 0), 4);
-      async_copy_16(stage + TileStage<Cache>::kKeyScales + threadIdx.x * kChunkBytes,
+      async_copy_16(stage + TileStage<Cache>::kKeyScales + tile_thread() * kChunkBytes,
                     p_scales + first + (num_valid > 0 ? i_position : 0), 4 * num_valid);
     }
   }
@@ -391,21 +407,21 @@ __device__ __forceinline__ float2* scores_at(unsigned char* p_stage, int i_colum
 
 // Replaces the warp's keys by scores * unit (and * the key's scale). p_queries holds the A operands
 // of all k steps: [query_tiles(kQueries)][kQuerySteps][lane] of 16 bytes.
-template <typename Cache, int kQueries>
+//
+// Keys are loaded kAhead loads ahead of their products; with more queries there is more to do in
+// one step, and there are fewer registers.
+template <typename Cache, int kQueries, int kAhead>
 __device__ __forceinline__ void tile_scores(unsigned char* p_stage,
                                             const uint4* p_queries,
                                             float unit) {
   constexpr int kTiles = query_tiles(kQueries);
   constexpr int kColumns = Cache::kTile / 8 / kTileWarps;  // n tiles of this warp
   const int i_lane = threadIdx.x % kWarp;
-  const int i_first = threadIdx.x / kWarp * kColumns;
+  const int i_first = tile_warp() * kColumns;
   const uint32_t keys = shared_address(p_stage);
 
   // Two chains of sums, even and odd k steps: one chain alone would wait for each product.
   float b_scores[kTiles][kColumns][2][4] = {};
-  // Keys are loaded some steps ahead of their products; with more queries there is more to do in
-  // one step, and there are fewer registers.
-  constexpr int kAhead = kTiles == 1 ? 8 : kTiles == 2 ? 4 : 2;
 #pragma unroll 1
   for (int i_first_load = 0; i_first_load < kQuerySteps / kStepsPerLoad; i_first_load += kAhead) {
     uint32_t b_keys[kAhead][kColumns][kStepsPerLoad][2];
@@ -550,7 +566,7 @@ __device__ __forceinline__ void add_tile(AttentionState<kQueries>& state,
       }
     }
     uint32_t b_values[kWarpColumns][2];
-    Cache::load_values(b_values, values, threadIdx.x / kWarp, i_step);
+    Cache::load_values(b_values, values, tile_warp(), i_step);
 #pragma unroll
     for (int i = 0; i < kWarpColumns; ++i) {
 #pragma unroll

@@ -23,7 +23,7 @@ __device__ __forceinline__ void mark_unseen_values(
   const int i_end = min(last + 1, first + Cache::kTile);
   for (int i = i_begin; i < i_end; ++i) {
     const int row = i - first;
-    const int chunk = Cache::swizzle_value(row, threadIdx.x / 4);
+    const int chunk = Cache::swizzle_value(row, tile_thread() / 4);
     auto* p_pair = reinterpret_cast<uint32_t*>(p_stage + TileStage<Cache>::kValues +
                                                row * Cache::kRowBytes + chunk * kChunkBytes) +
                    threadIdx.x % 4;
@@ -33,7 +33,7 @@ __device__ __forceinline__ void mark_unseen_values(
       const uint32_t exponent = Cache::kExponent << (16 * j);
       if ((pair & exponent) == exponent) {
         pair &= 0xffffu << (16 * (1 - j));
-        const int dim = 2 * threadIdx.x + j;
+        const int dim = 2 * tile_thread() + j;
         atomicOr(&marks[i - position][dim / 32], 1u << (dim % 32));
       }
     }
@@ -47,7 +47,7 @@ __device__ __forceinline__ void spoil_marked_dims(AttentionState<kQueries>& stat
                                                   const ValueMarks& marks,
                                                   int position,
                                                   const SeenPositions<kQueries>& sees) {
-  const int i_warp = threadIdx.x / kWarp;
+  const int i_warp = tile_warp();
   const int i_pair = threadIdx.x % 4;
 #pragma unroll
   for (int m = 0; m < state.kTiles; ++m) {

@@ -58,6 +58,12 @@ __device__ __forceinline__ void store_relaxed_8(void* p, unsigned long long valu
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
 }
 
+__device__ __forceinline__ void store_relaxed_16(void* p, const uint4& v) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
 // What this thread read afterwards is at least as new as what the writer of the value had written
 // before it.
 __device__ __forceinline__ int load_acquire(const int* p) {
@@ -69,6 +75,11 @@ __device__ __forceinline__ int load_acquire(const int* p) {
 // Zero, which whoever acquires it sees after everything that this thread wrote or has seen.
 __device__ __forceinline__ void store_release_zero(int* p) {
   asm volatile("st.release.gpu.global.s32 [%0], 0;" ::"l"(p) : "memory");
+}
+
+// Whoever acquires the sum sees everything that this thread wrote or has seen.
+__device__ __forceinline__ void add_release(int* p, int value) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
 }
 
 }  // namespace bytebound

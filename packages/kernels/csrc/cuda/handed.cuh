@@ -25,6 +25,10 @@ __device__ __forceinline__ bool has_absent_half(uint2 v) {
   return (any & 0x80008000u) != 0;
 }
 
+__device__ __forceinline__ bool has_absent_half(const uint4& v) {
+  return has_absent_half(make_uint2(v.x, v.y)) || has_absent_half(make_uint2(v.z, v.w));
+}
+
 __device__ __forceinline__ bool has_absent_word(const uint4& v) {
   return v.x == ~0u || v.y == ~0u || v.z == ~0u || v.w == ~0u;
 }

@@ -21,4 +21,17 @@ __device__ __forceinline__ int thread_index() {
   return index;
 }
 
+// Likewise.
+__device__ __forceinline__ int block_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+  return index;
+}
+
+__device__ __forceinline__ int num_blocks() {
+  int count;
+  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(count));
+  return count;
+}
+
 }  // namespace bytebound

@@ -16,8 +16,8 @@ __device__ __forceinline__ void stream_gates(
   const int num_parts = task.num_threads / kWarp;  // at most 32
   // Feature after feature to block after block: few warps of a block have one.
 #pragma unroll 1
-  for (int unit = i_thread / kWarp * gridDim.x + blockIdx.x; unit < task.n * num_rows;
-       unit += kStreamWarps * gridDim.x) {
+  for (int unit = i_thread / kWarp * num_blocks() + block_index(); unit < task.n * num_rows;
+       unit += kStreamWarps * num_blocks()) {
     const int i_row = unit / task.n;
     const int i_feature = unit - i_row * task.n;
     const __half* p_weight = task.p_weight + i_feature * task.weight_row_stride;

@@ -154,7 +154,7 @@ __device__ __forceinline__ void stream_norm(const NormTask& task,
           const uint2 both = make_uint2(*reinterpret_cast<const uint32_t*>(&lower),
                                         *reinterpret_cast<const uint32_t*>(&upper));
           *reinterpret_cast<uint2*>(p_normed + row * normed_stride + column) = both;
-          if (task.p_out != nullptr && blockIdx.x == 0) {
+          if (task.p_out != nullptr && block_index() == 0) {
             *reinterpret_cast<uint2*>(task.p_out + row * task.out_row_stride + column) = both;
           }
         }

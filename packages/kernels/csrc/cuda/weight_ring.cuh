@@ -31,9 +31,10 @@ struct SlotItem {
 
 // How far a warp's ring is. In shared memory, since registers are scarce; lane 0 alone writes it.
 struct RingCursor {
+  WeightsTask next;             // of the product behind the one that is asked for
   const unsigned char* p_next;  // what is asked for next
   int num_left;                 // of its product
-  int i_op;
+  int i_product;
   unsigned slot;  // of the item that is taken next
   unsigned parity;
 };
@@ -61,7 +62,8 @@ class WeightRing {
         open_barrier(place.p_full + i, 1);
       }
       publish_barriers();
-      *place.p_cursor = {nullptr, 0, -1, 0, 0};
+      *place.p_cursor = {{}, nullptr, 0, -1, 0, 0};
+      begin_copy_next(program, place);
 #pragma unroll 1
       for (int i = 0; i < program.num_slots; ++i) {
         request(program, place, i);
@@ -95,26 +97,39 @@ class WeightRing {
   static __device__ __forceinline__ void request(const StreamProgram& program,
                                                  const RingPlace& place,
                                                  int slot) {
-    RingCursor cursor = *place.p_cursor;
+    RingCursor& cursor = *place.p_cursor;
+    const unsigned char* p_next = cursor.p_next;
+    int num_left = cursor.num_left;
 #pragma unroll 1
-    while (cursor.num_left == 0) {
-      if (++cursor.i_op >= program.num_ops) {
+    while (num_left == 0) {
+      if (cursor.i_product + 1 >= program.num_products) {
         return;  // for good: every item has been asked for
       }
-      const StreamTask& op = program.ops[cursor.i_op];
-      if (op.kind == StreamKind::kProduct) {
-        const int start = op.product.shares.start(place.i_warp);
-        cursor.num_left = op.product.shares.start(place.i_warp + 1) - start;
-        cursor.p_next = op.product.p_weight + static_cast<std::int64_t>(start) * kItemBytes;
+      ++cursor.i_product;
+      async_copy_wait();  // begun a product ago
+      const Shares& shares = cursor.next.shares;
+      const int start = shares.start(place.i_warp);
+      num_left = shares.start(place.i_warp + 1) - start;
+      p_next = cursor.next.p_weight + static_cast<std::int64_t>(start) * kItemBytes;
+      begin_copy_next(program, place);
+    }
+    copy_bulk(place.p_slots + slot * kSlotBytes, p_next, kItemBytes, place.p_full + slot,
+              read_once_policy());
+    cursor.p_next = p_next + kItemBytes;
+    cursor.num_left = num_left - 1;
+  }
+
+  static __device__ __forceinline__ void begin_copy_next(const StreamProgram& program,
+                                                         const RingPlace& place) {
+    RingCursor& cursor = *place.p_cursor;
+    if (cursor.i_product + 1 < program.num_products) {
+      const auto* p_from =
+          reinterpret_cast<const unsigned char*>(program.p_weights + cursor.i_product + 1);
+#pragma unroll
+      for (unsigned i = 0; i < sizeof(WeightsTask); i += 16) {
+        async_copy_16(shared_address(&cursor.next) + i, p_from + i);
       }
     }
-    copy_bulk(place.p_slots + slot * kSlotBytes, cursor.p_next, kItemBytes, place.p_full + slot,
-              read_once_policy());
-    cursor.p_next += kItemBytes;
-    --cursor.num_left;
-    place.p_cursor->p_next = cursor.p_next;
-    place.p_cursor->num_left = cursor.num_left;
-    place.p_cursor->i_op = cursor.i_op;
   }
 };
 

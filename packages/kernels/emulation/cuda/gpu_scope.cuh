@@ -55,11 +55,20 @@ inline void store_relaxed_8(void* p, unsigned long long value) {
   store_bits(p, value);
 }
 
+inline void store_relaxed_16(void* p, const uint4& v) {
+  store_bits(static_cast<std::uint64_t*>(p), static_cast<std::uint64_t>(v.y) << 32 | v.x);
+  store_bits(static_cast<std::uint64_t*>(p) + 1, static_cast<std::uint64_t>(v.w) << 32 | v.z);
+}
+
 inline int load_acquire(const int* p) {
   return load_relaxed<int>(p);
 }
 inline void store_release_zero(int* p) {
   store_bits(p, 0);
+}
+inline void add_release(int* p, int value) {
+  __atomic_fetch_add(p, value, __ATOMIC_SEQ_CST);
+  emulation::t_block->note_event();
 }
 
 }  // namespace bytebound

@@ -14,4 +14,12 @@ inline int thread_index() {
   return static_cast<int>(threadIdx.x);
 }
 
+inline int block_index() {
+  return static_cast<int>(blockIdx.x);
+}
+
+inline int num_blocks() {
+  return static_cast<int>(gridDim.x);
+}
+
 }  // namespace bytebound

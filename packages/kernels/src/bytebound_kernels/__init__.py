@@ -72,6 +72,8 @@ from bytebound_kernels.ops.w4_matvec import PackedW4, w4_matvec, w4_pack, w4_pac
 from bytebound_kernels.ops.w4_unpack import w4_unpack
 from bytebound_kernels.ops.weight_stream import (
     STREAM_MAX_OPS,
+    StreamAttention,
+    StreamEmbedding,
     StreamGatedDelta,
     StreamGates,
     StreamNorm,
@@ -81,6 +83,7 @@ from bytebound_kernels.ops.weight_stream import (
     StreamReplay,
     weight_stream,
     weight_stream_slots,
+    weight_stream_table_bytes,
     weight_stream_workspace_bytes,
 )
 
@@ -105,6 +108,8 @@ __all__ = [
     "KernelError",
     "PackedW4",
     "Purpose",
+    "StreamAttention",
+    "StreamEmbedding",
     "StreamGatedDelta",
     "StreamGates",
     "StreamNorm",
@@ -156,5 +161,6 @@ __all__ = [
     "w4_unpack",
     "weight_stream",
     "weight_stream_slots",
+    "weight_stream_table_bytes",
     "weight_stream_workspace_bytes",
 ]

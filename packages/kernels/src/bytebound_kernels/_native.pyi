@@ -382,8 +382,10 @@ def w4_unpack(
 ) -> None: ...
 
 STREAM_MAX_OPS: int
+STREAM_OP_BYTES: int
 
 class StreamOp: ...
+class StreamPlan: ...
 
 def stream_norm(
     *,
@@ -445,14 +447,56 @@ def stream_gated_delta(
     hv: int,
     eps: float,
 ) -> StreamOp: ...
-def weight_stream_workspace_bytes(num_sms: int) -> int: ...
-def weight_stream_slots(rows: int, max_d: int, asymmetric: bool, device: int) -> int: ...
-def weight_stream(
-    ops: list[StreamOp],
+def stream_embedding(
     *,
+    ids: int,
+    table: int,
+    out: int,
+    table_row_stride: int,
+    out_row_stride: int,
+    n: int,
+    d: int,
+) -> StreamOp: ...
+def stream_attention(
+    *,
+    rows: tuple[int, int, int],
+    row_strides: tuple[int, int, int],
+    q_norm: int,
+    k_norm: int,
+    inv_freq: int,
+    position: int,
+    k_cache: int,
+    v_cache: int,
+    k_scale: int,
+    v_scale: int,
+    workspace: int,
+    arrived: int,
+    out: int,
+    out_row_stride: int,
+    num_heads: int,
+    num_kv_heads: int,
+    max_positions: int,
+    rotary_dim: int,
+    cache_head_stride: int,
+    scale_head_stride: int,
+    norm_dtype: int,
+    cache_dtype: int,
+    eps: float,
+    scale: float,
+) -> StreamOp: ...
+def weight_stream_workspace_bytes(num_sms: int) -> int: ...
+def weight_stream_slots(
+    rows: int, max_d: int, attention: bool, asymmetric: bool, device: int
+) -> int: ...
+def weight_stream_plan(
+    ops: list[StreamOp], *, table: int, device: int, stream: int
+) -> StreamPlan: ...
+def weight_stream(
+    plan: StreamPlan,
+    *,
+    table: int,
     rows: int,
     workspace: int,
     clock: int,
-    device: int,
     stream: int,
 ) -> None: ...

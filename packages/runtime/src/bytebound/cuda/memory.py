@@ -22,7 +22,7 @@ from bytebound.cuda import fusion
 from bytebound.cuda.executor import PREFILL_CHUNK
 from bytebound.cuda.held import BYTES, Held, held
 from bytebound.cuda.state import MAX_ROWS, cache_positions, updates_width
-from bytebound.cuda.stream import row_bytes
+from bytebound.cuda.stream import activation_bytes, num_ops
 from bytebound.memory import (
     FLOAT32_BYTES,
     MemoryPlan,
@@ -244,11 +244,12 @@ class CudaMemory:
         return config.num_linear_layers * MAX_ROWS * updates_width(config) * FLOAT32_BYTES
 
     def _stream(self) -> int:
-        """What the rows of a pass hand over in a weight stream, and its workspace."""
+        """What the rows of a pass hand over in a weight stream, its workspace and its program."""
         if self.engine != "stream":
             return 0
-        arena = MAX_ROWS * row_bytes(self.config)
-        return sum(map(taken, (arena, self._updates(), self.card.stream_bytes)))
+        table = bk.weight_stream_table_bytes(num_ops(self.config))
+        sizes = (activation_bytes(self.config), self._updates(), self.card.stream_bytes, table)
+        return sum(map(taken, sizes))
 
     def _draft_head(self, matrices: list[Held]) -> int:
         if not self.draft_ids:

@@ -1,26 +1,25 @@
-"""A pass of one to eight rows as a few long kernels: the weight stream.
+"""A pass of one to eight rows as one long kernel: the weight stream.
 
-Between two attention layers everything is one launch of ``bytebound_kernels.weight_stream``: its
+From the ids to the logits everything is one launch of ``bytebound_kernels.weight_stream``: its
 blocks read weights without a pause and hand each other the activations, each of which has its own
 place in ``Activations`` for the whole pass:
 
-    embedding -> residual
-    [ ( norm, in_proj, gates, delta, out_proj, norm, gate_up, down ) x 3, norm, qkv ]  one launch
-    attention
-    [ o_proj, norm, gate_up, down, ( norm, in_proj, ... ) x 3, norm, qkv ]             one launch
+    embedding
+    [ replay, norm, in_proj, gates, delta, out_proj, norm, gate_up, down ] x 3
+    [ norm, qkv, attention, o_proj, norm, gate_up, down ]
     ...
-    [ o_proj, ..., norm, lm_head ] -> logits
+    norm, lm_head -> logits
 
 The arithmetic is that of ``step.py``, bit for bit.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 import bytebound_kernels as bk
 import torch
 
 from bytebound.config import ModelConfig
+from bytebound.cuda.buffers import split_qkv
 from bytebound.cuda.matrices import SWIGLU_SCALE, DenseMatrix, Matrix, PackedMatrix
 from bytebound.cuda.state import (
     MAX_ROWS,
@@ -34,18 +33,24 @@ from bytebound.cuda.weights import AttentionWeights, GatedDeltaWeights, LayerWei
 
 ALIGNMENT = 256  # bytes, of each activation
 DELTA_LAYER_OPS = 9
-HEAD_OPS = 2  # a norm and the product behind it
+ATTENTION_LAYER_OPS = 7
+OTHER_OPS = 3  # embedding, the last norm, head
 
 
 @dataclass(frozen=True, slots=True)
 class Activations:
     """What the layers of a pass hand over, each at a place of its own.
 
-    Every bit is set before a pass, which says that nothing has arrived. Rows come outermost, so
-    that those of a pass are adjacent.
+    Every bit is set before a pass, which says that nothing has arrived. Counters come first, then
+    the rows, so that all of a pass is adjacent.
     """
 
-    arena: torch.Tensor  # uint8 [MAX_ROWS, bytes]: all of the following
+    memory: torch.Tensor  # uint8: all of the following
+    arrived: torch.Tensor  # int32 [attention layers, 1]: counters
+    arena: torch.Tensor  # uint8 [MAX_ROWS, bytes]: the rows, as follows
+    embedded: torch.Tensor  # float32 [MAX_ROWS, 1, D]
+    qkv: torch.Tensor  # [MAX_ROWS, attention layers, NH * 2 * DH + 2 * NKV * DH]
+    attended: torch.Tensor  # [MAX_ROWS, attention layers, NH * DH]
     projected: torch.Tensor  # [MAX_ROWS, GDN layers, C + HV * V]
     gates: torch.Tensor  # [MAX_ROWS, GDN layers, 2 * HV]
     mixed: torch.Tensor  # [MAX_ROWS, GDN layers, HV * V]
@@ -57,14 +62,22 @@ class Activations:
     def empty(cls, config: ModelConfig, device: torch.device) -> "Activations":
         """Allocate for passes of up to ``MAX_ROWS`` rows."""
         places = _places(config)
-        arena = torch.empty(MAX_ROWS, row_bytes(config), dtype=torch.uint8, device=device)
+        counters = config.num_attention_layers
+        memory = torch.empty(activation_bytes(config), dtype=torch.uint8, device=device)
+        arrived = memory[: 4 * counters].view(torch.int32).view(counters, 1)
+        arena = memory[_counter_bytes(config) :].view(MAX_ROWS, row_bytes(config))
         parts = {}
         for place, part in zip(
             places, torch.split(arena, [place.room for place in places], dim=1), strict=True
         ):
             used = part[:, : place.num_bytes].view(place.dtype)
             parts[place.name] = used.view(MAX_ROWS, place.layers, place.width)
-        return cls(arena, **parts)
+        return cls(memory, arrived, arena, **parts)
+
+    def mark(self, rows: int) -> None:
+        """Set every bit of the counters and of the first ``rows`` rows."""
+        end = self.memory.shape[0] - (MAX_ROWS - rows) * self.arena.shape[1]
+        self.memory[:end].fill_(0xFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +100,13 @@ class _Place:
 
 def _places(config: ModelConfig) -> tuple[_Place, ...]:
     linear, layers = config.num_linear_layers, len(config.layer_types)
+    attention = config.num_attention_layers
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
     return (
+        _Place("embedded", 1, config.hidden_size, torch.float32),
+        _Place("qkv", attention, 2 * queries + 2 * keys),
+        _Place("attended", attention, queries),
         _Place("projected", linear, config.conv_channels + config.value_dim),
         _Place("gates", linear, 2 * config.linear_num_value_heads),
         _Place("mixed", linear, config.value_dim),
@@ -102,12 +121,23 @@ def row_bytes(config: ModelConfig) -> int:
     return sum(place.room for place in _places(config))
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """What one launch does, and the attention that follows it."""
+def _counter_bytes(config: ModelConfig) -> int:
+    used = 4 * config.num_attention_layers
+    return used + -used % ALIGNMENT
 
-    program: bk.StreamProgram
-    attention: tuple[AttentionWeights, KvCache] | None = None
+
+def activation_bytes(config: ModelConfig) -> int:
+    """Bytes of ``Activations.memory``."""
+    return _counter_bytes(config) + MAX_ROWS * row_bytes(config)
+
+
+def num_ops(config: ModelConfig) -> int:
+    """Count the ops of a pass."""
+    return (
+        DELTA_LAYER_OPS * config.num_linear_layers
+        + ATTENTION_LAYER_OPS * config.num_attention_layers
+        + OTHER_OPS
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +146,7 @@ class StreamStep(Step):
 
     activations: Activations
     updates: torch.Tensor  # float32 [MAX_ROWS, GDN layers, W]: what the next pass replays
-    segments: tuple[Segment, ...]
+    program: bk.StreamProgram
     workspace: torch.Tensor  # uint8, all bits set between launches
 
     @classmethod
@@ -133,11 +163,15 @@ class StreamStep(Step):
             MAX_ROWS, config.num_linear_layers, updates_width(config), device=device
         )
         size = bk.weight_stream_workspace_bytes(device.index or 0)
+        ops = _Planner(step, state, activations, updates).ops(weights)
+        table = torch.empty(
+            bk.weight_stream_table_bytes(len(ops)), dtype=torch.uint8, device=device
+        )
         return cls(
             **{field.name: getattr(step, field.name) for field in fields(Step)},
             activations=activations,
             updates=updates,
-            segments=tuple(_Planner(step, state, activations, updates).segments(weights)),
+            program=bk.StreamProgram(ops, table=table),
             workspace=torch.full((size,), 0xFF, dtype=torch.uint8, device=device),
         )
 
@@ -145,22 +179,19 @@ class StreamStep(Step):
         self, weights: ModelWeights, state: SequenceState, rows: int, pending_rows: int = MAX_ROWS
     ) -> None:
         """As ``Step.verify``, of the weights and the state that the stream was planned over."""
-        self._stream(weights, state, self.buffers.ids[:rows])
+        self._stream(state, rows)
 
     def advance(self, weights: ModelWeights, state: SequenceState, ids: torch.Tensor) -> None:
         """As ``Step.advance``, but that the next pass takes the row into the state."""
-        self._stream(weights, state, ids)
+        self.buffers.ids[: ids.shape[0]].copy_(ids)
+        self._stream(state, ids.shape[0])
         state.num_accepted.fill_(1)
         state.position.add_(1)
 
-    def _stream(self, weights: ModelWeights, state: SequenceState, ids: torch.Tensor) -> None:
-        activations, rows = self.activations, ids.shape[0]
-        activations.arena[:rows].fill_(0xFF)
-        bk.embedding_gather(ids, weights.embed_tokens, out=self.buffers.residual[:rows])
-        for segment in self.segments:
-            bk.weight_stream(segment.program, rows=rows, workspace=self.workspace)
-            if segment.attention is not None:
-                self.attend(*segment.attention, rows)
+    def _stream(self, state: SequenceState, rows: int) -> None:
+        activations = self.activations
+        activations.mark(rows)
+        bk.weight_stream(self.program, rows=rows, workspace=self.workspace)
         state.move_on(activations.projected[:rows], self.updates[:rows])
 
 
@@ -176,40 +207,56 @@ class _Planner:
         self._updates = updates
         self._eps = step.config.rms_norm_eps
 
-    def segments(self, weights: ModelWeights) -> Iterator[Segment]:
+    def ops(self, weights: ModelWeights) -> list[bk.StreamOp]:
         buffers, activations = self._step.buffers, self._activations
-        x = buffers.residual
-        ops: list[bk.StreamOp] = []
-        linear = 0
+        x = activations.embedded[:, 0]
+        ops: list[bk.StreamOp] = [bk.StreamEmbedding(buffers.ids, weights.embed_tokens, x)]
+        linear = attention = 0
         for index, layer in enumerate(weights.layers):
             middle, behind = activations.middle[:, index], activations.behind[:, index]
             norm = bk.StreamNorm(x, layer.input_layernorm, eps=self._eps)
             match layer.mixer, self._state.layers[index]:
                 case AttentionWeights() as mixer, KvCache() as kv:
-                    if len(ops) + HEAD_OPS > bk.STREAM_MAX_OPS:
-                        yield Segment(bk.StreamProgram(ops))
-                        ops = []
-                    ops += [norm, bk.StreamProduct(_packed(mixer.qkv), buffers.qkv)]
-                    yield Segment(bk.StreamProgram(ops), (mixer, kv))
-                    ops = [bk.StreamProduct(_packed(mixer.o_proj), middle, buffers.attended, x)]
+                    ops += self._attention(norm, mixer, kv, attention)
+                    mixed, mixed_proj = activations.attended[:, attention], mixer.o_proj
+                    attention += 1
                 case GatedDeltaWeights() as mixer, GatedDeltaState() as delta:
-                    if len(ops) + DELTA_LAYER_OPS > bk.STREAM_MAX_OPS:
-                        yield Segment(bk.StreamProgram(ops))
-                        ops = []
                     ops += self._gated_delta_net(norm, mixer, delta, linear)
-                    mixed = activations.mixed[:, linear]
-                    ops.append(bk.StreamProduct(_packed(mixer.out_proj), middle, mixed, x))
+                    mixed, mixed_proj = activations.mixed[:, linear], mixer.out_proj
                     linear += 1
                 case mixer, other:
                     raise TypeError(f"{type(mixer).__name__} with {type(other).__name__}")
+            ops.append(bk.StreamProduct(_packed(mixed_proj), middle, mixed, x))
             ops += self._mlp(layer, middle, behind, activations.inner[:, index])
             x = behind
-        if len(ops) + HEAD_OPS > bk.STREAM_MAX_OPS:
-            yield Segment(bk.StreamProgram(ops))
-            ops = []
         ops.append(bk.StreamNorm(x, weights.norm, buffers.hidden, self._eps))
         ops.append(bk.StreamProduct(_packed(weights.lm_head), buffers.logits))
-        yield Segment(bk.StreamProgram(ops))
+        return ops
+
+    def _attention(
+        self, norm: bk.StreamNorm, weights: AttentionWeights, kv: KvCache, attention: int
+    ) -> list[bk.StreamOp]:
+        activations, step = self._activations, self._step
+        qkv = activations.qkv[:, attention]
+        return [
+            norm,
+            bk.StreamProduct(_packed(weights.qkv), qkv),
+            bk.StreamAttention(
+                *split_qkv(qkv, step.config),
+                weights.q_norm,
+                weights.k_norm,
+                step.inv_freq,
+                step.position,
+                kv.k,
+                kv.v,
+                step.workspaces.attention,
+                activations.arrived[attention],
+                activations.attended[:, attention],
+                kv.k_scale,
+                kv.v_scale,
+                self._eps,
+            ),
+        ]
 
     def _gated_delta_net(
         self, norm: bk.StreamNorm, weights: GatedDeltaWeights, state: GatedDeltaState, linear: int

@@ -40,7 +40,10 @@ def stream_problem(
     problem = next(_of_model(config, known, dtype), None)
     if problem is None and device is not None:
         asymmetric = any(one.asymmetric for one in known)
-        problem = next(_of_card(config.hidden_size, device, asymmetric=asymmetric), None)
+        attention = config.num_attention_layers > 0
+        problem = next(
+            _of_card(config.hidden_size, device, asymmetric=asymmetric, attention=attention), None
+        )
     return problem
 
 
@@ -66,7 +69,9 @@ def _of_model(config: ModelConfig, matrices: list[Held], dtype: torch.dtype) -> 
         )
 
 
-def _of_card(hidden_size: int, device: torch.device, *, asymmetric: bool) -> Iterator[str]:
+def _of_card(
+    hidden_size: int, device: torch.device, *, asymmetric: bool, attention: bool
+) -> Iterator[str]:
     found = torch.cuda.get_device_capability(device)
     if found < CAPABILITY:
         major, minor = CAPABILITY
@@ -75,7 +80,10 @@ def _of_card(hidden_size: int, device: torch.device, *, asymmetric: bool) -> Ite
             f"{major}.{minor} or more"
         )
     index = device.index or 0
-    if bk.weight_stream_slots(MAX_ROWS, hidden_size, asymmetric=asymmetric, device=index) == 0:
+    slots = bk.weight_stream_slots(
+        MAX_ROWS, hidden_size, asymmetric=asymmetric, attention=attention, device=index
+    )
+    if slots == 0:
         yield (
             f"the shared memory of this card has no room for {MAX_ROWS} rows of hidden_size "
             f"{hidden_size}"

@@ -1,6 +1,5 @@
 """The checked front of the attention decode kernels (csrc/attention_decode.h)."""
 
-import math
 from typing import Any, TypeVar
 
 from bytebound_kernels import _native
@@ -18,9 +17,15 @@ from bytebound_kernels._stream import stream_handle
 from bytebound_kernels._tensor import DTYPE_CODES, TensorView, view
 from bytebound_kernels.errors import (
     InvalidArgumentError,
-    UnsupportedDtypeError,
     UnsupportedLayoutError,
     UnsupportedShapeError,
+)
+from bytebound_kernels.ops.attention_decode.caches import (
+    cache_views,
+    frequencies_view,
+    head_stride,
+    norm_views,
+    scale_views,
 )
 
 __all__ = ["attention_decode", "attention_decode_workspace_bytes"]
@@ -31,7 +36,6 @@ _MAX_ROWS = 8
 _MAX_HEADS = 1024
 _MAX_POSITIONS = 2**20
 _ACTIVATIONS = ("float16", "bfloat16")
-_CACHES = ("float16", "bfloat16", "float8_e4m3fn")
 _ALIGNMENT = 256  # bytes, of the parts of the workspace
 
 TensorT = TypeVar("TensorT")
@@ -177,9 +181,7 @@ def attention_decode(
             f"{_OP}: q_gate has rows of {width}; expected NH * 2 * {_DH}, which is a query and a "
             f"gate of head dim {_DH} for each of up to {_MAX_HEADS} heads"
         )
-    k_cache_view = _cache(view(_OP, "k_cache", k_cache, _CACHES))
-    v_cache_view = _cache(view(_OP, "v_cache", v_cache, _CACHES))
-    _same(v_cache_view, k_cache_view)
+    k_cache_view, v_cache_view = cache_views(_OP, "", k_cache, v_cache)
     num_kv_heads, max_positions, _ = k_cache_view.shape
     if num_heads % num_kv_heads:
         raise UnsupportedShapeError(
@@ -193,15 +195,10 @@ def attention_decode(
         _rows(view(_OP, name, tensor, (q_view.dtype,)), (rows, num_kv_heads * _DH))
         for name, tensor in (("k", k), ("v", v))
     )
-    q_norm_view, k_norm_view = _norms(q_view, q_norm, k_norm)
-    inv_freq_view = packed_view(_OP, "inv_freq", inv_freq, "float32", (None,))
-    if inv_freq_view.shape[0] % 8 or not 8 <= inv_freq_view.shape[0] <= _DH // 2:
-        raise UnsupportedShapeError(
-            f"{_OP}: inv_freq has shape {inv_freq_view.shape}; expected half of the dims that "
-            f"turn, a multiple of 8 up to {_DH // 2}"
-        )
+    q_norm_view, k_norm_view = norm_views(_OP, "", q_norm, k_norm, q_view.dtype)
+    inv_freq_view = frequencies_view(_OP, "", inv_freq)
     position_view = packed_view(_OP, "position", position, "int32", (1,))
-    scales = _scales(k_cache_view, k_scale, v_scale)
+    scales = scale_views(_OP, "", k_cache_view, k_scale, v_scale)
     check_finite(_OP, "eps", eps, not_negative=True)
     check_finite(_OP, "scale", scale)
     workspace_bytes = attention_decode_workspace_bytes(rows, num_heads, max_positions)
@@ -245,8 +242,8 @@ def attention_decode(
         k_row_stride=row_stride(_OP, k_view),
         v_row_stride=row_stride(_OP, v_view),
         out_row_stride=out_row_stride,
-        cache_head_stride=_head_stride(k_cache_view),
-        scale_head_stride=0 if k_scale_view is None else _head_stride(k_scale_view),
+        cache_head_stride=head_stride(k_cache_view),
+        scale_head_stride=0 if k_scale_view is None else head_stride(k_scale_view),
         x_dtype=DTYPE_CODES[q_view.dtype],
         norm_dtype=DTYPE_CODES[q_norm_view.dtype],
         cache_dtype=DTYPE_CODES[k_cache_view.dtype],
@@ -266,101 +263,6 @@ def _rows(tensor: TensorView, shape: tuple[int, int]) -> TensorView:
         )
     row_stride(_OP, tensor)
     return tensor
-
-
-def _head_stride(tensor: TensorView) -> int:
-    """Return the elements from kv head to kv head of a cache or of its scales."""
-    # Of a single head it does not matter: one that is aligned.
-    packed = -(-math.prod(tensor.shape[1:]) // 4) * 4
-    return tensor.strides[0] if tensor.shape[0] > 1 else packed
-
-
-def _cache(tensor: TensorView) -> TensorView:
-    shape = tensor.shape
-    fits = len(shape) == 3 and shape[0] >= 1 and 1 <= shape[1] <= _MAX_POSITIONS
-    if not fits or shape[2] != _DH:
-        raise UnsupportedShapeError(
-            f"{_OP}: {tensor.name} has shape {shape}; expected [NKV, S, {_DH}] with S up to "
-            f"{_MAX_POSITIONS}"
-        )
-    positions_packed = shape[1] == 1 or tensor.strides[1] == _DH
-    if tensor.strides[2] != 1 or not positions_packed or _head_stride(tensor) < shape[1] * _DH:
-        raise UnsupportedLayoutError(
-            f"{_OP}: {tensor.name} of shape {shape} has strides {tensor.strides}; expected the "
-            f"positions of a head contiguous, and heads that do not overlap"
-        )
-    _aligned_to_16(tensor)
-    return tensor
-
-
-def _aligned_to_16(tensor: TensorView) -> None:
-    for what, num_bytes in (
-        ("starts at", tensor.pointer),
-        ("has heads at a distance of", _head_stride(tensor) * tensor.itemsize),
-    ):
-        if num_bytes % 16:
-            raise UnsupportedLayoutError(
-                f"{_OP}: {tensor.name} {what} {num_bytes} bytes; expected a multiple of 16"
-            )
-
-
-def _same(tensor: TensorView, other: TensorView) -> None:
-    """Check that a tensor is like its sibling."""
-    if tensor.dtype != other.dtype:
-        raise UnsupportedDtypeError(
-            f"{_OP}: {tensor.name} has dtype {tensor.dtype}; expected {other.dtype}, as "
-            f"{other.name}"
-        )
-    if tensor.shape != other.shape:
-        raise UnsupportedShapeError(
-            f"{_OP}: {tensor.name} has shape {tensor.shape}; expected {other.shape}, as "
-            f"{other.name}"
-        )
-    if _head_stride(tensor) != _head_stride(other):
-        raise UnsupportedLayoutError(
-            f"{_OP}: {tensor.name} has strides {tensor.strides}; expected {other.strides}, as "
-            f"{other.name}"
-        )
-
-
-def _norms(q_gate: TensorView, q_norm: Any, k_norm: Any) -> tuple[TensorView, TensorView]:
-    first = view(_OP, "q_norm", q_norm, (q_gate.dtype, "float32"))
-    return (
-        packed_view(_OP, "q_norm", q_norm, first.dtype, (_DH,)),
-        packed_view(_OP, "k_norm", k_norm, first.dtype, (_DH,)),
-    )
-
-
-def _scales(k_cache: TensorView, k_scale: Any, v_scale: Any) -> tuple[TensorView, ...]:
-    """Check the scales of a float8 cache; return none or both."""
-    wanted = k_cache.dtype == "float8_e4m3fn"
-    for name, tensor in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if (tensor is not None) != wanted:
-            raise InvalidArgumentError(
-                f"{_OP}: {name} is {'given' if tensor is not None else 'missing'} with a cache of "
-                f"{k_cache.dtype}; expected scales with float8_e4m3fn and only then"
-            )
-    if not wanted:
-        return ()
-    shape = k_cache.shape[:2]
-    views = tuple(
-        view(_OP, name, tensor, ("float32",))
-        for name, tensor in (("k_scale", k_scale), ("v_scale", v_scale))
-    )
-    for tensor in views:
-        if tensor.shape != shape:
-            raise UnsupportedShapeError(
-                f"{_OP}: {tensor.name} has shape {tensor.shape}; expected {shape}, one for each "
-                f"head and position"
-            )
-        if (shape[1] > 1 and tensor.strides[1] != 1) or _head_stride(tensor) < shape[1]:
-            raise UnsupportedLayoutError(
-                f"{_OP}: {tensor.name} has strides {tensor.strides}; expected the positions of a "
-                f"head contiguous, and heads that do not overlap"
-            )
-        _aligned_to_16(tensor)
-    _same(views[1], views[0])
-    return views
 
 
 def _apart(written: list[TensorView], read: list[TensorView]) -> None:

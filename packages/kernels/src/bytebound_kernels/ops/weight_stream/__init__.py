@@ -4,10 +4,13 @@ from bytebound_kernels.ops.weight_stream.op import (
     StreamProgram,
     weight_stream,
     weight_stream_slots,
+    weight_stream_table_bytes,
     weight_stream_workspace_bytes,
 )
 from bytebound_kernels.ops.weight_stream.records import (
     STREAM_MAX_OPS,
+    StreamAttention,
+    StreamEmbedding,
     StreamGatedDelta,
     StreamGates,
     StreamNorm,
@@ -19,6 +22,8 @@ from bytebound_kernels.ops.weight_stream.reference import weight_stream_referenc
 
 __all__ = [
     "STREAM_MAX_OPS",
+    "StreamAttention",
+    "StreamEmbedding",
     "StreamGatedDelta",
     "StreamGates",
     "StreamNorm",
@@ -29,5 +34,6 @@ __all__ = [
     "weight_stream",
     "weight_stream_reference",
     "weight_stream_slots",
+    "weight_stream_table_bytes",
     "weight_stream_workspace_bytes",
 ]

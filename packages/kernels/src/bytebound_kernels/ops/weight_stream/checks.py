@@ -3,7 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
-from bytebound_kernels._check import check_finite, check_kind, packed_view, row_stride
+from bytebound_kernels._check import (
+    check_finite,
+    check_kind,
+    packed_view,
+    row_stride,
+    workspace_view,
+)
 from bytebound_kernels._matvec import EPILOGUES, check_scale
 from bytebound_kernels._tensor import DTYPE_CODES, TensorView, view
 from bytebound_kernels.errors import (
@@ -12,6 +18,14 @@ from bytebound_kernels.errors import (
     UnsupportedLayoutError,
     UnsupportedShapeError,
     UnsupportedTensorError,
+)
+from bytebound_kernels.ops.attention_decode import attention_decode_workspace_bytes
+from bytebound_kernels.ops.attention_decode.caches import (
+    cache_views,
+    frequencies_view,
+    head_stride,
+    norm_views,
+    scale_views,
 )
 from bytebound_kernels.ops.gdn_step import (
     GdnPending,
@@ -23,6 +37,8 @@ from bytebound_kernels.ops.gdn_step import (
 from bytebound_kernels.ops.w4_matvec import PackedW4
 from bytebound_kernels.ops.weight_stream.records import (
     MAX_ROWS,
+    StreamAttention,
+    StreamEmbedding,
     StreamGatedDelta,
     StreamGates,
     StreamNorm,
@@ -58,13 +74,15 @@ class CheckedOp:
     constants: tuple[TensorView, ...]  # that no op of the launch writes
     results: tuple[TensorView, ...] = ()
     state: TensorView | None = None  # recurrent: a replay writes it, a step reads it
+    kept: tuple[TensorView, ...] = ()  # that the op alone writes and reads: caches, counters
+    workspace: TensorView | None = None  # of attention
     multiplies: int | None = None  # columns of the rows of the last norm
 
     @property
     def tensors(self) -> tuple[TensorView, ...]:
         """All that the op touches."""
-        others = (one for one in (self.residual, self.state) if one is not None)
-        return (*self.reads, *self.constants, *self.results, *others)
+        others = (one for one in (self.residual, self.state, self.workspace) if one is not None)
+        return (*self.reads, *self.constants, *self.kept, *self.results, *others)
 
 
 def check_op(index: int, op: StreamOp) -> CheckedOp:
@@ -82,9 +100,13 @@ def check_op(index: int, op: StreamOp) -> CheckedOp:
             return _gated_delta(f"{name}.delta", op.delta, op)
         case StreamGatedDelta():
             return _gated_delta(name, op, op)
+        case StreamEmbedding():
+            return _embedding(name, op)
+        case StreamAttention():
+            return _attention(name, op)
     raise UnsupportedTensorError(
-        f"{OP}: {name} is a {type(op).__qualname__}; expected a StreamNorm, StreamGates, "
-        f"StreamProduct, StreamReplay or StreamGatedDelta"
+        f"{OP}: {name} is a {type(op).__qualname__}; expected a StreamEmbedding, "
+        f"StreamNorm, StreamGates, StreamProduct, StreamReplay, StreamGatedDelta or StreamAttention"
     )
 
 
@@ -364,4 +386,100 @@ def _gated_delta(name: str, op: StreamGatedDelta, record: StreamOp) -> CheckedOp
         constants=(*pending, accepted, conv, a_log, dt_bias, norm, window),
         results=() if replay else (out, updates),
         state=state,
+    )
+
+
+def _embedding(name: str, op: StreamEmbedding) -> CheckedOp:
+    ids = _constant(f"{name}.ids", op.ids, "int32", (MAX_ROWS,))
+    table = _constant(f"{name}.table", op.table, "float16", (None, None), alignment=_QUAD_BYTES)
+    n, d = table.shape
+    if n < 1 or d < 8 or d % 8:
+        raise UnsupportedShapeError(
+            f"{OP}: {table.name} has shape {table.shape}; expected [N, D] with N of 1 or more and "
+            f"D a multiple of 8"
+        )
+    out = _result(f"{name}.out", op.out, ("float32",), d, alignment=_QUAD_BYTES)
+    return CheckedOp(
+        name=name,
+        record=op,
+        maker="stream_embedding",
+        arguments={
+            "ids": ids.pointer,
+            "table": table.pointer,
+            "out": out.pointer,
+            "table_row_stride": d,
+            "out_row_stride": row_stride(OP, out),
+            "n": n,
+            "d": d,
+        },
+        constants=(ids, table),
+        results=(out,),
+    )
+
+
+def _attention(name: str, op: StreamAttention) -> CheckedOp:
+    prefix = f"{name}."
+    caches = cache_views(OP, prefix, op.k_cache, op.v_cache)
+    num_kv_heads, positions, width = caches[0].shape
+    if positions < MAX_ROWS:
+        raise UnsupportedShapeError(
+            f"{OP}: {caches[0].name} has {positions} positions; expected {MAX_ROWS} or more"
+        )
+    q_gate = _rows(f"{name}.q_gate", op.q_gate, _HALF, alignment=_QUAD_BYTES)
+    num_heads, rest = divmod(q_gate.shape[1], 2 * width)
+    if rest or num_heads < 1 or num_heads % num_kv_heads:
+        raise UnsupportedShapeError(
+            f"{OP}: {q_gate.name} has rows of {q_gate.shape[1]}; expected NH * 2 * {width}, with "
+            f"NH a multiple of the {num_kv_heads} heads of {caches[0].name}"
+        )
+    k, v = (
+        _rows(f"{name}.{field}", tensor, _HALF, num_kv_heads * width, alignment=_QUAD_BYTES)
+        for field, tensor in (("k", op.k), ("v", op.v))
+    )
+    norms = norm_views(OP, prefix, op.q_norm, op.k_norm, "float16")
+    inv_freq = frequencies_view(OP, prefix, op.inv_freq)
+    position = _constant(f"{name}.position", op.position, "int32", (1,))
+    scales = scale_views(OP, prefix, caches[0], op.k_scale, op.v_scale)
+    arrived = _constant(f"{name}.arrived", op.arrived, "int32", (1,))
+    out = _result(f"{name}.out", op.out, _HALF, num_heads * width)
+    check_finite(OP, f"{name}.eps", op.eps, not_negative=True)
+    check_finite(OP, f"{name}.scale", op.scale)
+    size = attention_decode_workspace_bytes(MAX_ROWS, num_heads, positions)
+    workspace = workspace_view(f"{OP}: {name}", op.workspace, size)
+    rows = (q_gate, k, v)
+    return CheckedOp(
+        name=name,
+        record=op,
+        maker="stream_attention",
+        arguments={
+            "rows": tuple(one.pointer for one in rows),
+            "row_strides": tuple(row_stride(OP, one) for one in rows),
+            "q_norm": norms[0].pointer,
+            "k_norm": norms[1].pointer,
+            "inv_freq": inv_freq.pointer,
+            "position": position.pointer,
+            "k_cache": caches[0].pointer,
+            "v_cache": caches[1].pointer,
+            "k_scale": scales[0].pointer if scales else 0,
+            "v_scale": scales[1].pointer if scales else 0,
+            "workspace": workspace.pointer,
+            "arrived": arrived.pointer,
+            "out": out.pointer,
+            "out_row_stride": row_stride(OP, out),
+            "num_heads": num_heads,
+            "num_kv_heads": num_kv_heads,
+            "max_positions": positions,
+            "rotary_dim": 2 * inv_freq.shape[0],
+            "cache_head_stride": head_stride(caches[0]),
+            "scale_head_stride": head_stride(scales[0]) if scales else 0,
+            "norm_dtype": DTYPE_CODES[norms[0].dtype],
+            "cache_dtype": DTYPE_CODES[caches[0].dtype],
+            "eps": op.eps,
+            "scale": op.scale,
+        },
+        reads=rows,
+        constants=(*norms, inv_freq, position),
+        results=(out,),
+        kept=(*caches, *scales, arrived),
+        workspace=workspace,
     )

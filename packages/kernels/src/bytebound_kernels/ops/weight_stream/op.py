@@ -6,6 +6,7 @@ from typing import Any
 from bytebound_kernels import _native
 from bytebound_kernels._check import (
     check_integer,
+    check_kind,
     common_device,
     no_overlap,
     packed_view,
@@ -13,6 +14,7 @@ from bytebound_kernels._check import (
 )
 from bytebound_kernels._device import device_info, require_cuda
 from bytebound_kernels._stream import stream_handle
+from bytebound_kernels._tensor import TensorView
 from bytebound_kernels.errors import (
     InvalidArgumentError,
     UnsupportedDeviceError,
@@ -23,6 +25,8 @@ from bytebound_kernels.ops.weight_stream.order import check_order
 from bytebound_kernels.ops.weight_stream.records import (
     MAX_ROWS,
     STREAM_MAX_OPS,
+    STREAM_OP_BYTES,
+    StreamAttention,
     StreamNorm,
     StreamOp,
     StreamProduct,
@@ -32,6 +36,7 @@ __all__ = [
     "StreamProgram",
     "weight_stream",
     "weight_stream_slots",
+    "weight_stream_table_bytes",
     "weight_stream_workspace_bytes",
 ]
 
@@ -40,19 +45,37 @@ _STAMPS = 4  # of an op and a block in clock
 
 
 class StreamProgram:
-    """Ops of a weight stream, checked once and kept as the kernel takes them.
+    """Ops of a weight stream, checked once and worked out for their device, for any number of rows.
 
-    It holds the tensors of its ops, whose addresses must not change.
+    It holds the tensors of its ops and the table, whose addresses must not change.
 
     Attributes:
         ops: the records.
         device: ordinal of the device that holds them.
     """
 
-    __slots__ = ("_asymmetric", "_max_d", "_native_ops", "_tensors", "device", "ops")
+    __slots__ = (
+        "_asymmetric",
+        "_attention",
+        "_checked",
+        "_max_d",
+        "_memory",
+        "_plan",
+        "_table",
+        "_tensors",
+        "device",
+        "ops",
+    )
 
-    def __init__(self, ops: Sequence[StreamOp]) -> None:
-        """Check 1 to STREAM_MAX_OPS ops, each by itself and all together.
+    def __init__(self, ops: Sequence[StreamOp], *, table: Any, stream: Any = None) -> None:
+        """Check 1 to STREAM_MAX_OPS ops, each by itself and all together, and fill the table.
+
+        Args:
+            ops: the records.
+            table: uint8, weight_stream_table_bytes() of their number, aligned to 16 bytes: the ops
+                as the kernel reads them. It belongs to the program from here on.
+            stream: on which the table is copied, as of ``weight_stream``. It is waited for, so a
+                program is made before a capture.
 
         Raises:
             As ``weight_stream``.
@@ -65,19 +88,31 @@ class StreamProgram:
         checked = [check_op(index, op) for index, op in enumerate(self.ops)]
         check_order(checked)
         require_cuda(OP)
-        self._tensors = tuple(tensor for op in checked for tensor in op.tensors)
-        first = self._tensors[0]
+        size = weight_stream_table_bytes(len(self.ops))
+        self._memory = table  # kept alive
+        self._table = workspace_view(f"{OP}: table", table, size)
+        self._tensors = (self._table, *(tensor for op in checked for tensor in op.tensors))
+        first = self._tensors[1]
         self.device = common_device(OP, first)
         for tensor in self._tensors:
             common_device(OP, first, tensor)
+        for tensor in self._tensors[1:]:
+            no_overlap(OP, self._table, tensor)
         _require_capability(self.device)
         self._max_d = max(
             (op.arguments["d"] for op in checked if isinstance(op.record, StreamNorm)), default=0
         )
+        self._attention = any(isinstance(op, StreamAttention) for op in self.ops)
         self._asymmetric = any(
             isinstance(op, StreamProduct) and op.weight.asymmetric for op in self.ops
         )
-        self._native_ops = [getattr(_native, op.maker)(**op.arguments) for op in checked]
+        self._checked: tuple[TensorView, ...] = ()  # workspace and clock of the last launch
+        self._plan = _native.weight_stream_plan(
+            [getattr(_native, op.maker)(**op.arguments) for op in checked],
+            table=self._table.pointer,
+            device=self.device,
+            stream=stream_handle(OP, stream, table, self.device),
+        )
 
     def run(self, *, rows: int, workspace: Any, clock: Any = None, stream: Any = None) -> None:
         """Launch the ops; arguments and effect as of ``weight_stream``."""
@@ -88,23 +123,38 @@ class StreamProgram:
             sms = device_info(OP, self.device).num_sms
             extra.append(packed_view(OP, "clock", clock, "int64", (len(self.ops), _STAMPS, sms)))
             no_overlap(OP, scratch, extra[1])
-        for tensor in extra:
-            common_device(OP, self._tensors[0], tensor)
-            for other in self._tensors:
-                no_overlap(OP, tensor, other)
-        if not _native.weight_stream_slots(rows, self._max_d, self._asymmetric, self.device):
+        if tuple(extra) != self._checked:
+            for tensor in extra:
+                common_device(OP, self._tensors[0], tensor)
+                for other in self._tensors:
+                    no_overlap(OP, tensor, other)
+            self._checked = tuple(extra)
+        if not _native.weight_stream_slots(
+            rows, self._max_d, self._attention, self._asymmetric, self.device
+        ):
             raise UnsupportedShapeError(
                 f"{OP}: {rows} rows of D = {self._max_d} and the weights on their way do not fit "
                 f"the shared memory of a block; expected fewer rows or a smaller D"
             )
         _native.weight_stream(
-            self._native_ops,
+            self._plan,
+            table=self._table.pointer,
             rows=rows,
             workspace=scratch.pointer,
             clock=0 if clock is None else extra[1].pointer,
-            device=self.device,
             stream=stream_handle(OP, stream, workspace, self.device),
         )
+
+
+def weight_stream_table_bytes(num_ops: int) -> int:
+    """Return the bytes of device memory that the table of a program of so many ops takes.
+
+    Raises:
+        InvalidArgumentError: num_ops is not from 1 to STREAM_MAX_OPS.
+    """
+    if not 1 <= check_integer(OP, "num_ops", num_ops) <= STREAM_MAX_OPS:
+        raise InvalidArgumentError(f"{OP}: num_ops is {num_ops}; expected 1 to {STREAM_MAX_OPS}")
+    return num_ops * STREAM_OP_BYTES
 
 
 def weight_stream_workspace_bytes(device: int = 0) -> int:
@@ -121,13 +171,16 @@ def weight_stream_workspace_bytes(device: int = 0) -> int:
     return int(_native.weight_stream_workspace_bytes(num_sms))
 
 
-def weight_stream_slots(rows: int, d: int, *, asymmetric: bool, device: int = 0) -> int:
+def weight_stream_slots(
+    rows: int, d: int, *, asymmetric: bool, attention: bool = False, device: int = 0
+) -> int:
     """Return how many items of weights, 64 rows by 128 columns, each warp has on their way.
 
     Args:
         rows: R, 1 to 8.
         d: the largest D of a norm, 0 without.
         asymmetric: whether the weights have zero points.
+        attention: whether there is a StreamAttention.
         device: ordinal of the device.
 
     Returns:
@@ -141,39 +194,41 @@ def weight_stream_slots(rows: int, d: int, *, asymmetric: bool, device: int = 0)
     check_integer(OP, "d", d, 0)
     require_cuda(OP)
     require_cuda(OP, device_info(OP, device).index)
-    return int(_native.weight_stream_slots(rows, d, bool(asymmetric), device))
+    return int(_native.weight_stream_slots(rows, d, bool(attention), bool(asymmetric), device))
 
 
 def weight_stream(
-    ops: "Sequence[StreamOp] | StreamProgram",
+    program: StreamProgram,
     *,
     rows: int,
     workspace: Any,
     clock: Any = None,
     stream: Any = None,
 ) -> None:
-    """Run up to 36 ops of several layers in order, as one kernel that never stops reading weights.
+    """Run the ops of a pass in order, as one kernel that never stops reading weights.
 
     Formula:
-        for op in ops: what StreamNorm, StreamProduct, StreamGates, StreamReplay and
-        StreamGatedDelta say, on the first ``rows`` rows of their tensors
+        for op in program.ops: what the records say, on the first ``rows`` rows of their tensors
 
     One block for each multiprocessor walks all the ops. Its warps ask for their packed weights far
     ahead, whatever they wait for, and there is no barrier between ops.
 
-    What is handed over: the out of a StreamProduct, StreamGates or StreamGatedDelta that a later op
-    of the launch reads, as x, rows or z or by a norm before it is a residual. In the first ``rows``
+    What is handed over: the out of an op, norms apart, that a later op of the launch reads, as x,
+    q_gate, k, v, rows or z or by a norm before it is a residual. In the first ``rows``
     rows of such a tensor every bit must be set before each launch (torch: ``view(torch.uint8)
     .fill_(255)``): an element of which a bit is missing has arrived. No result has these bits: its
     NaN is 0x7fff or 0x7fffffff. Elements that come from before the launch need no such mark, but
-    what an op reads as x, rows, z or accepted pending rows must not be of these bits, and what is
-    handed over must not have other ones: the kernel would wait for ever, or not wait.
+    what an op reads as x, q_gate, k, v, rows, z or accepted pending rows must not be of these bits,
+    and what is handed over must not have other ones: the kernel would wait for ever, or not wait.
+
+    Also set before each launch is every bit of the ``arrived`` of a StreamAttention. What its rows
+    append to the cache is read behind the launch.
 
     Each result has memory of its own in a launch. Nothing that an op reads is written by a later
     one. A norm's out is for readers behind the launch.
 
     Args:
-        ops: the records, or a StreamProgram of them, which saves the time to check them again.
+        program: the ops.
         rows: R, 1 to 8.
         workspace: uint8, weight_stream_workspace_bytes(); filled with 0xFF once, before its first
             use.
@@ -202,13 +257,13 @@ def weight_stream(
         CudaError: the launch failed.
 
     Numerics: the bits of the single ops: rms_norm, rms_norm_project, w4_matvec with its default
-    num_blocks, gdn_step. A row has the same bits alone and among others. What is not finite in a
-    row stays in that row, and in the rows that follow it through a StreamGatedDelta.
+    num_blocks, gdn_step, embedding_gather, attention_decode. A row has the same bits alone and
+    among others. What is not finite in a row stays in that row, and in the rows that follow it
+    through a StreamGatedDelta or a StreamAttention.
 
     Source: csrc/weight_stream.cu, csrc/cuda/stream_*.cuh, csrc/cuda/weight_ring.cuh.
     """
-    _check_rows(rows)
-    program = ops if isinstance(ops, StreamProgram) else StreamProgram(ops)
+    check_kind(OP, "program", program, StreamProgram)
     program.run(rows=rows, workspace=workspace, clock=clock, stream=stream)
 
 

@@ -13,7 +13,12 @@ from bytebound_kernels.errors import (
     UnsupportedShapeError,
 )
 from bytebound_kernels.ops.weight_stream.checks import OP, CheckedOp
-from bytebound_kernels.ops.weight_stream.records import StreamNorm, StreamProduct, StreamReplay
+from bytebound_kernels.ops.weight_stream.records import (
+    StreamAttention,
+    StreamNorm,
+    StreamProduct,
+    StreamReplay,
+)
 
 __all__ = ["check_order"]
 
@@ -32,6 +37,7 @@ def check_order(ops: Sequence[CheckedOp]) -> None:
         for result in op.results:
             _check_readers(ops, index, result)
     _check_states(ops)
+    _check_attention(ops)
 
 
 def _check_schemes(ops: Sequence[CheckedOp]) -> None:
@@ -51,11 +57,13 @@ def _check_normed_rows(ops: Sequence[CheckedOp]) -> None:
     for op in ops:
         if isinstance(op.record, StreamNorm):
             normed = op.reads[0]
+        elif isinstance(op.record, StreamAttention):
+            normed = None
         elif op.multiplies is not None:
             if normed is None:
                 raise InvalidArgumentError(
-                    f"{OP}: {op.name} multiplies the rows of a norm, and there is none before it; "
-                    f"expected a StreamNorm first"
+                    f"{OP}: {op.name} multiplies the rows of a norm, and there is none before it, "
+                    f"or attention in between; expected a StreamNorm first"
                 )
             if normed.shape[1] != op.multiplies:
                 raise UnsupportedShapeError(
@@ -84,10 +92,11 @@ def _check_readers(ops: Sequence[CheckedOp], writer: int, result: TensorView) ->
         for other in op.results:
             if index <= writer and other is not result:
                 _refuse(result, other, "a place of its own for each result")
-        for tensor in op.constants:
+        for tensor in (*op.constants, *op.kept):
             _refuse(result, tensor, "separate tensors")
-        if op.state is not None:
-            _refuse(result, op.state, "separate tensors")
+        for own in (op.state, op.workspace):
+            if own is not None:
+                _refuse(result, own, "separate tensors")
         for tensor in op.reads:
             if index <= writer:
                 _refuse(result, tensor, "that no op reads what a later one, or itself, writes")
@@ -102,12 +111,7 @@ def _check_readers(ops: Sequence[CheckedOp], writer: int, result: TensorView) ->
 
 def _is_normed(ops: Sequence[CheckedOp], result: TensorView) -> bool:
     """Whether a norm has waited for all of a result."""
-    return any(
-        isinstance(op.record, StreamNorm)
-        and (op.reads[0].pointer, op.reads[0].shape, op.reads[0].strides)
-        == (result.pointer, result.shape, result.strides)
-        for op in ops
-    )
+    return any(isinstance(op.record, StreamNorm) and _is_same(op.reads[0], result) for op in ops)
 
 
 def _check_states(ops: Sequence[CheckedOp]) -> None:
@@ -130,3 +134,57 @@ def _check_states(ops: Sequence[CheckedOp]) -> None:
                     f"{OP}: {op.name} and {other.name} have the same state; expected one "
                     f"StreamReplay of it, before the step of which it is the replay"
                 )
+
+
+def _check_attention(ops: Sequence[CheckedOp]) -> None:
+    """What attention keeps is its own; a workspace goes on behind all that is read of it."""
+    users = [(i, op) for i, op in enumerate(ops) if op.workspace is not None]
+    others = [
+        tensor
+        for op in ops
+        for tensor in (*op.reads, *op.constants, op.residual, op.state)
+        if tensor is not None
+    ]
+    for at, (index, op) in enumerate(users):
+        for own in (*op.kept, op.workspace):
+            for tensor in others:
+                _refuse_kept(own, tensor)
+        for later, other in users[at + 1 :]:
+            for own in op.kept:
+                for tensor in other.kept:
+                    _refuse_kept(own, tensor)
+            if _share(op.workspace, other.workspace) and not _is_settled(ops, index, later):
+                raise InvalidArgumentError(
+                    f"{OP}: {op.name} and {other.name} have the same workspace; expected a "
+                    f"StreamProduct of the first one's out and a StreamNorm of its result between "
+                    f"them"
+                )
+
+
+def _share(one: TensorView | None, other: TensorView | None) -> bool:
+    return one is not None and other is not None and overlap(one, other)
+
+
+def _refuse_kept(own: TensorView | None, other: TensorView) -> None:
+    if own is not None and _meet(own, other):
+        raise UnsupportedLayoutError(
+            f"{OP}: {own.name} overlaps {other.name} in memory; expected separate tensors"
+        )
+
+
+def _is_settled(ops: Sequence[CheckedOp], attention: int, end: int) -> bool:
+    """Whether a norm has waited for what follows from all of an attention's out."""
+    (attended,) = ops[attention].results
+    for index in range(attention + 1, end):
+        op = ops[index]
+        if isinstance(op.record, StreamProduct) and op.reads and _is_same(op.reads[0], attended):
+            return _is_normed(ops[index + 1 : end], op.results[0])
+    return False
+
+
+def _is_same(one: TensorView, other: TensorView) -> bool:
+    return (one.pointer, one.shape, one.strides) == (
+        other.pointer,
+        other.shape,
+        other.strides,
+    )

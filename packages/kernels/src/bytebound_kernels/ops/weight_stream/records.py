@@ -11,6 +11,9 @@ from bytebound_kernels.ops.gdn_step import GdnPending, GdnRows, GdnState, GdnWei
 __all__ = [
     "MAX_ROWS",
     "STREAM_MAX_OPS",
+    "STREAM_OP_BYTES",
+    "StreamAttention",
+    "StreamEmbedding",
     "StreamGatedDelta",
     "StreamGates",
     "StreamNorm",
@@ -21,7 +24,8 @@ __all__ = [
 
 # As in csrc/weight_stream.h.
 MAX_ROWS = 8
-STREAM_MAX_OPS = 36  # of one launch
+STREAM_MAX_OPS = 4096  # of one launch
+STREAM_OP_BYTES = 512  # of the table of a program, for each op
 
 
 class StreamNorm(NamedTuple):
@@ -125,4 +129,76 @@ class StreamReplay(NamedTuple):
     delta: StreamGatedDelta
 
 
-StreamOp = StreamNorm | StreamGates | StreamProduct | StreamReplay | StreamGatedDelta
+class StreamEmbedding(NamedTuple):
+    """Rows of an embedding table by id, as of ``embedding_gather``.
+
+    Formula:
+        out[r] = table[ids[r]], NaN for an id outside the table
+
+    Attributes:
+        ids: int32 [8], contiguous; from before the launch.
+        table: [N, D] float16, contiguous, aligned to 16 bytes, D a multiple of 8.
+        out: [8, D] float32, rows aligned to 16 bytes.
+    """
+
+    ids: Any
+    table: Any
+    out: Any
+
+
+class StreamAttention(NamedTuple):
+    """Gated attention to a cache, which the rows of this pass extend, as of ``attention_decode``.
+
+    The rows of the norm before are gone behind it: its place in shared memory is theirs.
+
+    Attributes:
+        q_gate: [8, NH * 2 * 256] float16, per head the query and then the gate; rows of the
+            three tensors are aligned to 16 bytes.
+        k: [8, NKV * 256] float16.
+        v: [8, NKV * 256] float16.
+        q_norm: [256] float16 or float32, contiguous.
+        k_norm: [256], likewise.
+        inv_freq: float32 [rotary_dim / 2], a multiple of 8 of them.
+        position: int32 of one element, on the device: of row 0. Out of range, the result is NaN and
+            nothing is appended.
+        k_cache: [NKV, S, 256] float16, bfloat16 or float8_e4m3fn, as in ``attention_decode``.
+        v_cache: likewise.
+        workspace: uint8, attention_decode_workspace_bytes(8, NH, S), aligned to 256 bytes. Two of
+            these ops may have one, if a product of the first one's out and a norm of that product's
+            lie between them.
+        arrived: int32 of one element, every bit of which is set before each launch: it counts
+            leaves.
+        out: [8, NH * 256] float16.
+        k_scale: float32 [NKV, S] where the cache is float8_e4m3fn.
+        v_scale: likewise.
+        eps: of the two norms.
+        scale: of the scores.
+    """
+
+    q_gate: Any
+    k: Any
+    v: Any
+    q_norm: Any
+    k_norm: Any
+    inv_freq: Any
+    position: Any
+    k_cache: Any
+    v_cache: Any
+    workspace: Any
+    arrived: Any
+    out: Any
+    k_scale: Any = None
+    v_scale: Any = None
+    eps: float = 1e-6
+    scale: float = 256**-0.5
+
+
+StreamOp = (
+    StreamEmbedding
+    | StreamNorm
+    | StreamGates
+    | StreamProduct
+    | StreamReplay
+    | StreamGatedDelta
+    | StreamAttention
+)

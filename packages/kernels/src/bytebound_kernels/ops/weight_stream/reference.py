@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from bytebound_kernels.ops.attention_decode import attention_decode_reference
+from bytebound_kernels.ops.embedding_gather import embedding_gather_reference
 from bytebound_kernels.ops.gdn_step import (
     GdnRows,
     GdnState,
@@ -13,6 +15,8 @@ from bytebound_kernels.ops.gdn_step import (
 from bytebound_kernels.ops.rms_norm import rms_norm_reference
 from bytebound_kernels.ops.w4_matvec import w4_matvec_reference
 from bytebound_kernels.ops.weight_stream.records import (
+    StreamAttention,
+    StreamEmbedding,
     StreamGatedDelta,
     StreamGates,
     StreamNorm,
@@ -28,12 +32,12 @@ def weight_stream_reference(ops: Sequence[StreamOp], *, rows: int) -> None:
     """Run the ops on the first ``rows`` rows, each through the reference of its single op.
 
     Args:
-        ops: records of PyTorch tensors, on any device; out and the recurrent states are written, so
-            that later ops read what earlier ones wrote.
+        ops: records of PyTorch tensors, on any device; out, caches and the recurrent states are
+            written, so that later ops read what earlier ones wrote.
         rows: R.
 
-    Numerics: a norm in float32; products, gates and the delta rule in float64; each result is
-    rounded to the dtype of its tensor, and the rows that a norm leaves to float16.
+    Numerics: a norm in float32; products, gates, attention and the delta rule in float64;
+    each result is rounded to the dtype of its tensor, and the rows that a norm leaves to float16.
     """
     import torch
 
@@ -50,10 +54,38 @@ def weight_stream_reference(ops: Sequence[StreamOp], *, rows: int) -> None:
             residual = None if op.residual is None else op.residual[:rows]
             product = w4_matvec_reference(x, op.weight, residual=residual, scale=op.scale)
             op.out[:rows] = product.to(op.out.dtype)
+        elif isinstance(op, StreamEmbedding):
+            op.out[:rows] = embedding_gather_reference(op.ids[:rows], op.table, dtype=op.out.dtype)
+        elif isinstance(op, StreamAttention):
+            normed = None
+            _attend(op, rows)
         elif isinstance(op, StreamReplay):
             _replay(op.delta)
         else:
             _step(op, rows)
+
+
+def _attend(op: StreamAttention, rows: int) -> None:
+    position = int(op.position)
+    if not 0 <= position <= op.k_cache.shape[1] - rows:
+        op.out[:rows] = float("nan")
+        return
+    attended = attention_decode_reference(
+        op.q_gate[:rows],
+        op.k[:rows],
+        op.v[:rows],
+        op.q_norm,
+        op.k_norm,
+        op.inv_freq,
+        position,
+        op.k_cache,
+        op.v_cache,
+        k_scale=op.k_scale,
+        v_scale=op.v_scale,
+        eps=op.eps,
+        scale=op.scale,
+    )
+    op.out[:rows] = attended.to(op.out.dtype)
 
 
 def _num_accepted(op: StreamGatedDelta) -> int:
