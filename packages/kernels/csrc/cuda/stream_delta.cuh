@@ -206,15 +206,15 @@ __device__ __forceinline__ void for_heads(const DeltaTask& task, const Team& tea
   if (team.index != kTeams - 1) {
     return;
   }
-  const int num_blocks = gridDim.x;
-  const int step = num_blocks >= 2 * task.hv ? 2 : 1;
-  const int i_block = num_blocks - 1 - static_cast<int>(blockIdx.x);
+  const int all_blocks = num_blocks();
+  const int step = all_blocks >= 2 * task.hv ? 2 : 1;
+  const int i_block = all_blocks - 1 - block_index();
   if (i_block % step != 0 || i_block / step >= task.hv) {
     return;
   }
   sync_team(team);
 #pragma unroll 1
-  for (int i_head = i_block / step; i_head < task.hv; i_head += num_blocks / step) {
+  for (int i_head = i_block / step; i_head < task.hv; i_head += all_blocks / step) {
     run(i_head);
   }
 }
