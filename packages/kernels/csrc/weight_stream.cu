@@ -174,7 +174,8 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
         const Team team = place.team();
         for_heads(op.delta, team, [&](int i_head) {
           stream_delta_head(op.delta, op.kind == StreamKind::kReplay, i_head, program.num_rows,
-                            team, static_cast<float*>(place.parts()));
+                            team,
+                            reinterpret_cast<float*>(shared_bytes + program.parts[kTeams - 1]));
         });
         break;
       }

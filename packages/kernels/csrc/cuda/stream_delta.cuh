@@ -102,6 +102,12 @@ __device__ __forceinline__ void load_window(const DeltaTask& task,
   }
 }
 
+// Of the last team, which alone has heads (for_heads): its index would take a register.
+__device__ __forceinline__ void sync_delta_team() {
+  static_assert(kTeams == 2);
+  sync_threads_of<2, kTeamThreads>();
+}
+
 // Rows through one value head, by all threads of the team: the accepted pending ones into its state
 // (kReplay), or those of this pass to its output.
 __device__ __forceinline__ void stream_delta_head(const DeltaTask& task,
@@ -157,11 +163,11 @@ __device__ __forceinline__ void stream_delta_head(const DeltaTask& task,
   }
   float b_state[kLaneRows][kLaneColumns];
   load_state(place.state(task, team), b_state);
-  sync_team(team);
+  sync_delta_team();
   if (i_warp < num_rows) {
     shared.find_norms(i_warp, i_lane);
   }
-  sync_team(team);
+  sync_delta_team();
 #pragma unroll 1
   for (int i = 0; i < num_rows; ++i) {
     float* p_row = shared.p_mixed + i * kMixedStride;
@@ -174,7 +180,7 @@ __device__ __forceinline__ void stream_delta_head(const DeltaTask& task,
   if (is_replay && num_rows > 0) {
     store_state(place.state(task, team), b_state);
   }
-  sync_team(team);
+  sync_delta_team();
   if (!is_replay && i_warp < num_rows) {
     const float* p_o = shared.p_mixed + i_warp * kMixedStride + 2 * kDeltaDim;
     const float part = i_lane < kSlices ? sum_of_squares(p_o + i_lane * kSliceColumns) : 0.0f;
@@ -196,7 +202,7 @@ __device__ __forceinline__ void stream_delta_head(const DeltaTask& task,
     store_relaxed_4(p_out, *reinterpret_cast<const uint32_t*>(&lower));
     store_relaxed_4(p_out + 2, *reinterpret_cast<const uint32_t*>(&upper));
   }
-  sync_team(team);  // the memory is the next op's
+  sync_delta_team();  // the memory is the next op's
 }
 
 // Calls run(i_head) for this team's heads. They go to one team of a block, from the last block on:
@@ -206,15 +212,14 @@ __device__ __forceinline__ void for_heads(const DeltaTask& task, const Team& tea
   if (team.index != kTeams - 1) {
     return;
   }
-  const int all_blocks = num_blocks();
-  const int step = all_blocks >= 2 * task.hv ? 2 : 1;
-  const int i_block = all_blocks - 1 - block_index();
+  const int step = num_blocks() >= 2 * task.hv ? 2 : 1;
+  const int i_block = num_blocks() - 1 - block_index();
   if (i_block % step != 0 || i_block / step >= task.hv) {
     return;
   }
-  sync_team(team);
+  sync_delta_team();
 #pragma unroll 1
-  for (int i_head = i_block / step; i_head < task.hv; i_head += all_blocks / step) {
+  for (int i_head = i_block / step; i_head < task.hv; i_head += num_blocks() / step) {
     run(i_head);
   }
 }
