@@ -54,9 +54,22 @@ struct Place {
     constexpr int kSlotBytes = WeightRing<kAsymmetric>::kSlotBytes;
     std::uint64_t* p_full = barriers() + 2 * kTeams;
     return {p_shared + program.ring + warp() * program.num_slots * kSlotBytes,
-            p_full + warp() * kMostSlots,
-            reinterpret_cast<RingCursor*>(p_shared + program.cursors) + warp(),
-            block_index() * kStreamWarps + warp(), lane()};
+            p_full + warp() * kMostSlots, cursor(), block_index() * kStreamWarps + warp(), lane()};
+  }
+  __device__ __forceinline__ RingCursor* cursor() const {
+    return reinterpret_cast<RingCursor*>(p_shared + program.cursors) + warp();
+  }
+  // The op that the warp is at, read again each time: a register for it would be one too many.
+  __device__ __forceinline__ int i_op() const {
+    return *static_cast<const volatile int*>(&cursor()->i_op);
+  }
+  __device__ __forceinline__ void next_op() const {
+    const int i_next = i_op() + 1;
+    __syncwarp();
+    if (lane() == 0) {
+      cursor()->i_op = i_next;
+    }
+    __syncwarp();
   }
   __device__ __forceinline__ Team team() const {
     const int index = warp() / kMatvecWarps;
@@ -118,11 +131,12 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
   wait_for_previous_kernel();
 
 #pragma unroll 1
-  for (int i = 0; i < program.num_ops; ++i) {
-    // Of a number that the compiler knows it would keep pointers, which take registers.
-    int i_op = i;
-    asm volatile("" : "+r"(i_op));
+  while (true) {
     const Place<kAsymmetric> place{program, shared_bytes, thread_index()};
+    const int i_op = place.i_op();
+    if (i_op >= program.num_ops) {
+      return;
+    }
     stamp(program, i_op, 0);
     async_copy_wait();
     __syncwarp();  // the record is here, and no lane reads the one before any more
@@ -151,7 +165,8 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
         float2* p_sent = program.p_sent + (i_op % kStreamSentSlots) * sent_slot;
         stream_product<kAsymmetric, kNumRows>(program, op.product, place.ring(), place.team(),
                                               place.normed(), static_cast<float2*>(place.parts()),
-                                              p_sent, [&](int i) { stamp(program, i_op, i); });
+                                              p_sent,
+                                              [&](int i) { stamp(program, place.i_op(), i); });
         break;
       }
       case StreamKind::kReplay:
@@ -162,7 +177,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
             stream_replay_head(op.delta, i_head, team);
           } else {
             stream_delta_head(op.delta, i_head, program.num_rows, team,
-                              static_cast<float*>(place.parts()));
+                              reinterpret_cast<float*>(shared_bytes + program.parts[kTeams - 1]));
           }
         });
         break;
@@ -175,7 +190,9 @@ __global__ void __launch_bounds__(kStreamThreads, 1)
                                    *reinterpret_cast<AttentionMemory*>(shared_bytes));
         break;
     }
-    stamp(program, i_op, 3);
+    const Place<kAsymmetric> behind{program, shared_bytes, thread_index()};
+    stamp(program, behind.i_op(), 3);
+    behind.next_op();
   }
 #endif
 }

@@ -533,7 +533,8 @@ __device__ __forceinline__ void add_tile(AttentionState<kQueries>& state,
   const uint32_t values = shared_address(p_stage) + TileStage<Cache>::kValues;
 
   raise_maxima<Cache, kAllSeen>(state, p_stage, first, sees);
-  constexpr int kUnroll = kQueries <= 32 ? 2 : 1;
+  // Unrolled, the few tiles that are not all seen would keep what is seen through the maxima.
+  constexpr int kUnroll = kAllSeen && kQueries <= 32 ? 2 : 1;
 #pragma unroll kUnroll
   for (int i_step = 0; i_step < kSteps; ++i_step) {
     uint32_t b_weights[query_tiles(kQueries)][4] = {};  // P, as A operands

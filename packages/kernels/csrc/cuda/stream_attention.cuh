@@ -25,12 +25,15 @@ namespace bytebound {
 
 constexpr int kAttentionStages = 2;
 constexpr int kMostAttentionGroups = kTeams;  // the first warps of each team
-constexpr int kStreamKeysAhead = 2;
 constexpr int kStreamMergeAhead = 8;
 
 // Queries of four warps: as many as the registers of a stream's thread hold.
 __host__ __device__ constexpr int stream_queries(int num_rows) {
   return num_rows == 1 ? 8 : 16;
+}
+// With 16 queries a second load ahead would leave no register to the kernel that calls.
+__host__ __device__ constexpr int stream_keys_ahead(int queries) {
+  return queries <= 8 ? 2 : 1;
 }
 
 // Shared memory of four warps, with any cache and any number of rows.
@@ -41,8 +44,8 @@ struct alignas(128) AttentionShared {
   LeafShare share;
   int position;
   int num_groups;  // of the grid
-  int i_pair;  // of kv head and part, whose share it is
-  int i_next;  // share and pair
+  int i_next;      // share and pair
+  QueryPart part;  // whose share it is: here, since registers are scarce
 };
 static_assert(TileStage<Float8Cache>::kBytes >= TileStage<WideCache<__half>>::kBytes);
 
@@ -110,6 +113,7 @@ __device__ __forceinline__ void attend_share(const AttentionTask& task,
                                              Sync sync) {
   const AttentionArgs& args = task.args;
   const LeafShare& share = shared.share;
+  const QueryPart& part = shared.part;
   if (tile_thread() < kMaxRows * kMarkWords) {
     (&shared.marks[0][0])[tile_thread()] = 0;
   }
@@ -126,7 +130,6 @@ __device__ __forceinline__ void attend_share(const AttentionTask& task,
   {
     const int position = shared.position;
     const int last = position + args.rows - 1;
-    const QueryPart part = part_of(args, shared.i_pair, kQueries);
     TileWalk<Cache::kTile> first = {};
     first.enter(share, last);
     begin_load_tile<Cache>(shared_address(shared.stages), head_of<Cache>(args, part.i_kv),
@@ -152,7 +155,6 @@ __device__ __forceinline__ void attend_share(const AttentionTask& task,
 
   const int position = shared.position;
   const int last = position + args.rows - 1;
-  const QueryPart part = part_of(args, shared.i_pair, kQueries);
   SeenPositions<kQueries> sees;
 #pragma unroll
   for (int m = 0; m < query_tiles(kQueries); ++m) {
@@ -166,9 +168,9 @@ __device__ __forceinline__ void attend_share(const AttentionTask& task,
   walk.enter(share, last);
   TileWalk<Cache::kTile> loads = walk;
   loads.advance(share, last);
-  attend<Cache, kQueries, kStreamKeysAhead>(args, shared.stages,
-                                            shared.queries, shared.marks, share, walk, loads, sees,
-                                            position, part, sync);
+  attend<Cache, kQueries, stream_keys_ahead(kQueries)>(args, shared.stages, shared.queries,
+                                                       shared.marks, share, walk, loads, sees,
+                                                       position, part, sync);
   sync();  // all of the leaves is stored
   if (tile_thread() == 0) {
     add_release(task.p_arrived, share.num_leaves);
@@ -202,7 +204,7 @@ __device__ __noinline__ void attention_leaves() {
     if (tile_warp() == 0) {
       shared.share.set(shared.position + task.args.rows, i / num_pairs, num_shares);
       if (tile_thread() == 0) {
-        shared.i_pair = i % num_pairs;
+        shared.part = part_of(task.args, i % num_pairs, kQueries);
         shared.i_next = i + shared.num_groups;
       }
     }

@@ -102,6 +102,12 @@ __device__ __forceinline__ void load_window(const DeltaTask& task,
   }
 }
 
+// Of the last team, which alone has heads (for_heads): its index would take a register.
+__device__ __forceinline__ void sync_delta_team() {
+  static_assert(kTeams == 2);
+  sync_threads_of<2, kTeamThreads>();
+}
+
 // The accepted pending rows into the state of a value head: each warp's slice for itself.
 __device__ __forceinline__ void stream_replay_head(const DeltaTask& task,
                                                    int i_head,
@@ -178,11 +184,11 @@ __device__ __forceinline__ void stream_delta_head(
   }
   float b_state[kLaneRows][kLaneColumns];
   load_state(place.state(task, team), b_state);
-  sync_team(team);
+  sync_delta_team();
   if (i_warp < num_rows) {
     shared.find_norms(i_warp, i_lane);
   }
-  sync_team(team);
+  sync_delta_team();
 #pragma unroll 1
   for (int i = 0; i < num_rows; ++i) {
     float* p_row = shared.p_mixed + i * kMixedStride;
@@ -207,7 +213,7 @@ __device__ __forceinline__ void stream_delta_head(
       p_update[(task.h + task.hv) * kDeltaDim + i_head] = shared.p_decay[i_warp].x;
     }
   }
-  sync_team(team);
+  sync_delta_team();
   if (i_warp < num_rows) {
     const float* p_o = shared.p_mixed + i_warp * kMixedStride + 2 * kDeltaDim;
     const float part = i_lane < kSlices ? sum_of_squares(p_o + i_lane * kSliceColumns) : 0.0f;
@@ -229,7 +235,7 @@ __device__ __forceinline__ void stream_delta_head(
     store_relaxed_4(p_out, *reinterpret_cast<const uint32_t*>(&lower));
     store_relaxed_4(p_out + 2, *reinterpret_cast<const uint32_t*>(&upper));
   }
-  sync_team(team);  // the memory is the next op's
+  sync_delta_team();  // the memory is the next op's
 }
 
 // Calls run(i_head) for this team's heads. They go to one team of a block, from the last block on:
@@ -239,15 +245,14 @@ __device__ __forceinline__ void for_heads(const DeltaTask& task, const Team& tea
   if (team.index != kTeams - 1) {
     return;
   }
-  const int num_blocks = gridDim.x;
-  const int step = num_blocks >= 2 * task.hv ? 2 : 1;
-  const int i_block = num_blocks - 1 - static_cast<int>(blockIdx.x);
+  const int step = num_blocks() >= 2 * task.hv ? 2 : 1;
+  const int i_block = num_blocks() - 1 - block_index();
   if (i_block % step != 0 || i_block / step >= task.hv) {
     return;
   }
-  sync_team(team);
+  sync_delta_team();
 #pragma unroll 1
-  for (int i_head = i_block / step; i_head < task.hv; i_head += num_blocks / step) {
+  for (int i_head = i_block / step; i_head < task.hv; i_head += num_blocks() / step) {
     run(i_head);
   }
 }

@@ -200,8 +200,4 @@ __device__ __forceinline__ void ask_early(const EarlyReads& reads, int num_rows,
   }
 }
 
-__device__ __forceinline__ void sync_team(const Team& team) {
-  team.index == 0 ? sync_threads_of<1, kTeamThreads>() : sync_threads_of<2, kTeamThreads>();
-}
-
 }  // namespace bytebound

@@ -37,6 +37,7 @@ struct RingCursor {
   int i_product;
   unsigned slot;  // of the item that is taken next
   unsigned parity;
+  int i_op;  // that the warp is at
 };
 
 // Where a warp's ring lies.
@@ -62,7 +63,7 @@ class WeightRing {
         open_barrier(place.p_full + i, 1);
       }
       publish_barriers();
-      *place.p_cursor = {{}, nullptr, 0, -1, 0, 0};
+      *place.p_cursor = {{}, nullptr, 0, -1, 0, 0, 0};
       begin_copy_next(program, place);
 #pragma unroll 1
       for (int i = 0; i < program.num_slots; ++i) {
