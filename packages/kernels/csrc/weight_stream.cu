@@ -161,7 +161,7 @@ int round_up(int value, int unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-// max_d: of the norms; 0 without. delta_rows: of a delta op; 0 without.
+// max_d: of the norms; 0 without. delta_rows: of this pass, with a delta op or a replay; else 0.
 SharedPlan plan_shared(int num_slots, int rows, int max_d, int delta_rows, bool asymmetric) {
   SharedPlan plan;
   plan.normed = num_slots * kStreamWarps * slot_bytes(asymmetric);

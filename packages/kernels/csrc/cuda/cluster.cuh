@@ -32,9 +32,9 @@ __device__ __forceinline__ unsigned cluster_rank() {
 #endif
 }
 
-// Every thread of every block calls it once, after its block has opened the mailbox, and before it
-// writes to global memory: it says that this block may be sent to, and that this thread has read
-// what others may then write.
+// Every thread of every block calls it once, before it writes to global memory, and the thread that
+// opens the mailbox after that: when all have, every block may be sent to, and what the threads had
+// read until then may be written.
 __device__ __forceinline__ void cluster_arrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");

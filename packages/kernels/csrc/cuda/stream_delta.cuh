@@ -11,8 +11,8 @@
 
 namespace bytebound {
 
-constexpr int kMixedStride = 3 * kDeltaDim;  // [q | k | v] of a row, in floats
-constexpr int kDeltaPairs = kMixedStride / 2;
+constexpr int kMixedStride = 4 * kDeltaDim;  // [q | k | v | delta] of a row, in floats
+constexpr int kDeltaPairs = 3 * kDeltaDim / 2;
 
 // Shared memory of a team for that many rows, in floats.
 __host__ __device__ constexpr int delta_shared_floats(int num_rows) {
@@ -61,7 +61,7 @@ struct DeltaPlace {
 
 // Shared memory of a team.
 struct DeltaShared {
-  float* p_mixed;  // [row][q | k | v]
+  float* p_mixed;  // [row][q | k | v | delta]; o replaces v
   KeyNorms* p_norms;
   float2* p_decay;
   float* p_gate;  // [row][V]: norm_weight * silu(z)
@@ -188,24 +188,7 @@ __device__ __forceinline__ void stream_delta_head(
     float* p_row = shared.p_mixed + i * kMixedStride;
     const float made = delta_step(b_state, p_row + place.lane_row, p_row[place.value(team)],
                                   shared.p_decay[i], shared.p_norms[i], i_lane);
-    if (i_lane >= kWarp / 2) {
-      p_row[place.value(team)] = made;
-    } else {
-      task.p_updates[i * task.updates_row_stride + (task.h + i_head) * kDeltaDim +
-                     place.value(team) - 2 * kDeltaDim] = made;
-    }
-  }
-  // The rest of what a later pass replays; k by one of the value heads of a key head.
-  if (i_warp < num_rows) {
-    float* p_update = task.p_updates + i_warp * task.updates_row_stride;
-    if (i_head % task.ratio == 0) {
-      reinterpret_cast<float4*>(p_update + place.i_key * kDeltaDim)[i_lane] =
-          reinterpret_cast<const float4*>(shared.p_mixed + i_warp * kMixedStride +
-                                          kDeltaDim)[i_lane];
-    }
-    if (i_lane == 0) {
-      p_update[(task.h + task.hv) * kDeltaDim + i_head] = shared.p_decay[i_warp].x;
-    }
+    p_row[place.value(team) + (i_lane < kWarp / 2 ? kDeltaDim : 0)] = made;
   }
   sync_team(team);
   if (i_warp < num_rows) {
@@ -228,6 +211,19 @@ __device__ __forceinline__ void stream_delta_head(
                                          from_float<T>(o.w * inverse_rms * b_gate[3]));
     store_relaxed_4(p_out, *reinterpret_cast<const uint32_t*>(&lower));
     store_relaxed_4(p_out + 2, *reinterpret_cast<const uint32_t*>(&upper));
+    // What a later pass replays; k by one of the value heads of a key head.
+    const auto* p_quads =
+        reinterpret_cast<const float4*>(shared.p_mixed + i_warp * kMixedStride) + i_lane;
+    float* p_update = task.p_updates + i_warp * task.updates_row_stride;
+    if (i_head % task.ratio == 0) {
+      reinterpret_cast<float4*>(p_update + place.i_key * kDeltaDim)[i_lane] =
+          p_quads[kDeltaDim / 4];
+    }
+    reinterpret_cast<float4*>(p_update + (task.h + i_head) * kDeltaDim)[i_lane] =
+        p_quads[3 * kDeltaDim / 4];
+    if (i_lane == 0) {
+      p_update[(task.h + task.hv) * kDeltaDim + i_head] = shared.p_decay[i_warp].x;
+    }
   }
   sync_team(team);  // the memory is the next op's
 }
