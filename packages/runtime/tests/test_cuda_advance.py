@@ -1,11 +1,13 @@
 """A row that is accepted whatever it says goes into the state at once, with the bits of verify."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from bytebound.checkpoint import read_headers
 from bytebound.config import ModelConfig
+from bytebound.cuda import step as steps
 from bytebound.cuda.executor import CudaExecutor
 from bytebound.cuda.loading import load_weights
 from bytebound.cuda.step import settle
@@ -68,6 +70,28 @@ def test_the_state_takes_the_row_in_at_once(executor: CudaExecutor) -> None:
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
     assert len({tuple(row.argmax(-1).tolist()) for row in found[0][: len(REPLY)]}) > 1
+
+
+@torch.inference_mode()
+def test_a_pass_reads_no_more_rows_ahead_than_it_is_told(
+    executor: CudaExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    kernels = steps.bk
+    gdn_step = kernels.gdn_step
+
+    def note(*args: Any, **options: Any) -> torch.Tensor:
+        told.append(options["pending_rows"])
+        return gdn_step(*args, **options)
+
+    monkeypatch.setattr(kernels, "gdn_step", note)
+    executor.reset()
+    executor.prefill(PROMPT)
+    told.clear()
+    for pending_rows, expected in ((8, 8), (3, 3), (1, 1)):
+        pass_over(executor, REPLY[:1], 1, pending_rows)
+        assert told and set(told) == {expected}
+        told.clear()
 
 
 @torch.inference_mode()
