@@ -1,7 +1,8 @@
-"""Write the measured numbers of README.md from bench/results, and check that they are current.
+"""Write the measured numbers of the documents from bench/results, and check that they are current.
 
-Every number in the README comes from a JSON file under bench/results (its form: bench/README.md).
-This tool owns the lines between `<!-- results:begin -->` and `<!-- results:end -->`.
+Every number comes from a JSON file under bench/results (its form: bench/README.md). README.md gets
+what a visitor looks for first, between `<!-- results:begin -->` and `<!-- results:end -->`;
+docs/results.md gets every metric and is this tool's as a whole.
 
     python tools/render_results.py [--check] [--root ROOT]
 
@@ -10,7 +11,7 @@ Exit code 0: written, or current; 1: --check found it out of date; 2: a result f
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bytebound_evals.errors import ResultError
@@ -20,6 +21,12 @@ from bytebound_evals.suite.table import COLUMNS, form_rows
 BEGIN = "<!-- results:begin -->"
 END = "<!-- results:end -->"
 NOTHING = "Nothing measured yet: there is no file under `bench/results`."
+DETAILS = "docs/results.md"
+DETAILS_HEAD = (
+    "# Every number\n\n"
+    "Written by `tools/render_results.py` from [bench/results](../bench/README.md), where every\n"
+    "sample is. What matters most stands in the [README](../README.md#measured)."
+)
 HEADLINES = (
     (
         "h200/decode",
@@ -70,24 +77,46 @@ def load_results(folder: Path) -> dict[str, Result]:
     return {name: read_result(files[name], name) for name in sorted(files.keys() - NOT_RESULTS)}
 
 
-def render(results: dict[str, Result]) -> str:
-    """Return the block's text, without its two markers."""
+def render_readme(results: dict[str, Result]) -> str:
+    """Return the README's block, without its two markers."""
     if not results:
         return NOTHING
-    earlier = {name for name in results if EARLIER in name.split("/")}
-    results = {name: one for name, one in results.items() if name not in earlier}
-    blocks = [list(_render_headlines(results)), list(_render_forms(results))]
-    blocks += [
-        list(_render_result(name, one)) for name, one in results.items() if not one.not_measured
-    ]
-    missing = [(name, one) for name, one in results.items() if one.not_measured]
+    shown = _without_earlier(results)
+    missing = {name: one for name, one in shown.items() if one.not_measured}
+    blocks: list[Iterable[str]] = [_render_headlines(shown), _render_forms(shown)]
+    if len(missing) < len(shown):
+        blocks.append([f"Every number, its conditions, its spread: [{DETAILS}]({DETAILS})."])
     if missing:
-        blocks.append(list(_render_missing(missing)))
+        blocks.append(_render_missing(missing))
+    return _join(blocks)
+
+
+def render_details(results: dict[str, Result]) -> str:
+    """Return the text of docs/results.md: a section for each file that holds metrics."""
+    shown = {name: one for name, one in _without_earlier(results).items() if not one.not_measured}
+    blocks: list[Iterable[str]] = [[DETAILS_HEAD]]
+    blocks += [_render_result(name, one) for name, one in shown.items()]
+    earlier = sorted({name.rpartition("/")[0] for name in results if _is_earlier(name)})
     if earlier:
-        folders = sorted({name.rpartition("/")[0] for name in earlier})
-        shown = ", ".join(f"`bench/results/{folder}`" for folder in folders)
-        blocks.append([f"Earlier results, which `docs/experiments.md` compares with: {shown}."])
-    return "\n\n".join("\n".join(block) for block in blocks if block)
+        folders = ", ".join(f"`bench/results/{folder}`" for folder in earlier)
+        blocks.append([f"Earlier results, which `docs/experiments.md` compares with: {folders}."])
+    if len(blocks) == 1:
+        blocks.append([NOTHING])
+    return f"{_join(blocks)}\n"
+
+
+def _join(blocks: Iterable[Iterable[str]]) -> str:
+    """The blocks that have lines, an empty line between them."""
+    texts = ("\n".join(block) for block in blocks)
+    return "\n\n".join(text for text in texts if text)
+
+
+def _is_earlier(name: str) -> bool:
+    return EARLIER in name.split("/")
+
+
+def _without_earlier(results: dict[str, Result]) -> dict[str, Result]:
+    return {name: one for name, one in results.items() if not _is_earlier(name)}
 
 
 def _render_headlines(results: dict[str, Result]) -> Iterator[str]:
@@ -102,14 +131,15 @@ def _render_headlines(results: dict[str, Result]) -> Iterator[str]:
     yield "| what | median | unit | file |"
     yield "| --- | --- | --- | --- |"
     for what, metric, file in found:
-        yield f"| {what} | {_number(metric.median)} | {metric.unit} | {file} |"
+        link = f"[{file}](bench/results/{file}.json)"
+        yield f"| {what} | {_number(metric.median)} | {metric.unit} | {link} |"
 
 
 def _render_forms(results: dict[str, Result]) -> Iterator[str]:
     """The shipped model in 16 bits and in 4; nothing where it was not measured."""
     if FORMS not in results:
         return
-    yield f"`tiny` in 16 bits and in 4 (every detail: {FORMS}):"
+    yield f"`tiny` in 16 bits and in 4 ([{FORMS}](bench/results/{FORMS}.json)):"
     yield ""
     yield f"| form | {' | '.join(COLUMNS)} |"
     yield f"|{' --- |' * (1 + len(COLUMNS))}"
@@ -120,10 +150,9 @@ def _render_forms(results: dict[str, Result]) -> Iterator[str]:
 
 def _render_result(title: str, result: Result) -> Iterator[str]:
     machine = ", ".join(f"{key} {value}" for key, value in result.machine.items())
-    # Folded: the README stays readable with every sample's table in it.
-    yield f"<details><summary>{title} ({len(result.metrics)} numbers)</summary>"
+    yield f"## {title}"
     yield ""
-    yield f"**{title}**: {_cell(machine)}; commit `{result.commit}`; `{result.command}`"
+    yield f"{_cell(machine)}; commit `{result.commit}`; `{result.command}`"
     if result.note:
         yield ""
         yield result.note
@@ -142,15 +171,13 @@ def _render_result(title: str, result: Result) -> Iterator[str]:
             case,
         )
         yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
-    yield ""
-    yield "</details>"
 
 
-def _render_missing(results: Sequence[tuple[str, Result]]) -> Iterator[str]:
+def _render_missing(results: dict[str, Result]) -> Iterator[str]:
     """What was not measured, why, and the command that will measure it."""
     yield "Not measured:"
     yield ""
-    for title, result in results:
+    for title, result in results.items():
         yield f"- **{title}**: {_cell(result.not_measured or '')}; `{_cell(result.command)}`"
 
 
@@ -177,25 +204,34 @@ def replace_block(text: str, block: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Render or check; return the exit code."""
-    parser = argparse.ArgumentParser(description="Render bench/results into README.md.")
+    parser = argparse.ArgumentParser(description="Render bench/results into the documents.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if out of date")
     here = Path(__file__).resolve().parent.parent
     parser.add_argument("--root", type=Path, default=here, help="default: this repository")
     options = parser.parse_args(arguments)
-    readme = options.root / "README.md"
+    root: Path = options.root
     try:
-        text = readme.read_text(encoding="utf-8")
-        wanted = replace_block(text, render(load_results(options.root / "bench" / "results")))
+        results = load_results(root / "bench" / "results")
+        readme = (root / "README.md").read_text(encoding="utf-8")
+        wanted = {
+            "README.md": replace_block(readme, render_readme(results)),
+            DETAILS: render_details(results),
+        }
+        stale = [name for name, text in wanted.items() if _read(root / name) != text]
     except (OSError, ResultError) as error:
         print(f"render_results: {error}", file=sys.stderr)
         return 2
-    if options.check:
-        if text != wanted:
-            print("README.md: the results are out of date; run tools/render_results.py")
-            return 1
-    elif text != wanted:
-        readme.write_text(wanted, encoding="utf-8")
-    return 0
+    for name in stale:
+        if options.check:
+            print(f"{name}: the results are out of date; run tools/render_results.py")
+        else:
+            (root / name).parent.mkdir(exist_ok=True)
+            (root / name).write_text(wanted[name], encoding="utf-8")
+    return 1 if stale and options.check else 0
+
+
+def _read(file: Path) -> str | None:
+    return file.read_text(encoding="utf-8") if file.exists() else None
 
 
 if __name__ == "__main__":

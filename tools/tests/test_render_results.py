@@ -49,34 +49,49 @@ def run(root: Path, *flags: str) -> int:
     return render_results.main([*flags, "--root", str(root)])
 
 
+def details(root: Path) -> str:
+    return (root / render_results.DETAILS).read_text()
+
+
 def test_without_results_it_says_so(root: Path) -> None:
     assert run(root) == 0
     text = (root / "README.md").read_text()
     assert text == README.replace("old", render_results.NOTHING)
+    assert details(root).endswith(f"\n\n{render_results.NOTHING}\n")
 
 
-def test_a_result_is_a_table_with_its_conditions(root: Path) -> None:
+def test_the_readme_has_what_matters_most_and_leads_to_the_rest(root: Path) -> None:
     put(root, RESULT)
     assert run(root) == 0
     block = (root / "README.md").read_text().split(render_results.BEGIN)[1]
     lines = block.split(render_results.END)[0].strip().split("\n")
-    assert lines[:4] == [
+    assert lines == [
         "| what | median | unit | file |",
         "| --- | --- | --- | --- |",
         "| 27B shape, random weights: plain decoding, 1,024 positions cached | 12.5 | tok/s "
-        "| h200/decode |",
+        "| [h200/decode](bench/results/h200/decode.json) |",
         "",
+        "Every number, its conditions, its spread: [docs/results.md](docs/results.md).",
     ]
-    assert lines[4] == "<details><summary>h200/decode (2 numbers)</summary>"
-    assert lines[6] == (
-        "**h200/decode**: gpu Some GPU, driver 580.1; commit `abc123`;"
-        " `bytebound-evals throughput | tee log`"
-    )
-    assert lines[-4:] == [
+
+
+def test_a_result_is_a_table_with_its_conditions(root: Path) -> None:
+    put(root, {**RESULT, "note": "Acceptance was forced."})
+    assert run(root) == 0
+    assert details(root).removeprefix(render_results.DETAILS_HEAD).split("\n") == [
+        "",
+        "",
+        "## h200/decode",
+        "",
+        "gpu Some GPU, driver 580.1; commit `abc123`; `bytebound-evals throughput | tee log`",
+        "",
+        "Acceptance was forced.",
+        "",
+        "| metric | median | unit | lowest to highest | samples | case |",
+        "| --- | --- | --- | --- | --- | --- |",
         "| a.count | 123,456 | tokens | 123,456 to 123,456 | 1 |  |",
         "| plain_1k.tok_s | 12.5 | tok/s | 12 to 13 | 2 | prompt_tokens 1024, draft none |",
         "",
-        "</details>",
     ]
 
 
@@ -86,11 +101,15 @@ def test_check_writes_nothing_and_fails_until_rendered(
     put(root, RESULT)
     assert run(root, "--check") == 1
     assert (root / "README.md").read_text() == README
-    assert "out of date" in capsys.readouterr().out
+    assert not (root / render_results.DETAILS).exists()
+    printed = capsys.readouterr().out
+    assert "README.md: the results are out of date" in printed
+    assert "docs/results.md: the results are out of date" in printed
     assert run(root) == 0
     assert run(root, "--check") == 0
-    put(root, RESULT, name="rtx5090/decode")
+    put(root, RESULT, name="rtx5090/decode")  # a file without a headline
     assert run(root, "--check") == 1
+    assert "README.md" not in capsys.readouterr().out
 
 
 def test_the_list_of_training_data_is_no_result(root: Path) -> None:
@@ -103,9 +122,8 @@ def test_earlier_results_are_named_but_not_shown(root: Path) -> None:
     put(root, RESULT)
     put(root, RESULT, "h200/earlier/decode")
     assert run(root) == 0
-    text = (root / "README.md").read_text()
-    assert text.count("**h200/") == 1
-    assert "compares with: `bench/results/h200/earlier`." in text
+    assert details(root).count("## h200/") == 1
+    assert "compares with: `bench/results/h200/earlier`." in details(root)
     put(root, {**RESULT, "schema": 2}, "h200/earlier/decode")
     assert run(root) != 0
 
@@ -117,6 +135,7 @@ def test_what_was_not_measured_stands_at_the_end_with_its_command(root: Path) ->
     assert run(root) == 0
     block = (root / "README.md").read_text().split(render_results.END)[0]
     assert block.strip().endswith("Not measured:\n\n- **a/first**: no \\| GPU here; `run it`")
+    assert "a/first" not in details(root)
     put(root, {**missing, "not_measured": " "}, name="a/first")
     assert run(root) == 2
 
