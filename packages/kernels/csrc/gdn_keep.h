@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "dtype.h"
 #include "status.h"
 
 namespace bytebound {

@@ -34,10 +34,7 @@
 // there, but is not tuned: H blocks are few.
 #include "gdn_step.h"
 
-#include <type_traits>
-
 #include "cuda/async_copy.cuh"
-#include "cuda/chunk.cuh"
 #include "cuda/cluster.cuh"
 #include "cuda/delta_rule.cuh"
 #include "cuda/dependent.cuh"

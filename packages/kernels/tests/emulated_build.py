@@ -5,6 +5,7 @@ of the ones of the same name. An object is kept by the hash of all that it is ma
 second session compiles nothing.
 """
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -120,8 +121,9 @@ class _Build:
         self._scratch.cleanup()
 
     def link(self, units: list[Path], name: str) -> Path:
-        """Compile and link, where that has not been done before."""
-        with ThreadPoolExecutor(COMPILERS) as pool:
+        """Compile and link, where that has not been done before; one session at a time."""
+        with (self.cache / "lock").open("w") as lock, ThreadPoolExecutor(COMPILERS) as pool:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             objects = list(pool.map(self._compile, units))
         key = hashlib.sha256(" ".join(path.name for path in objects).encode()).hexdigest()[:16]
         library = self.cache / key / name

@@ -23,7 +23,6 @@
 #include <type_traits>
 
 #include "async_copy.cuh"
-#include "convert.cuh"
 #include "exp2.cuh"
 #include "float8.cuh"
 #include "load_matrix.cuh"

@@ -2,8 +2,8 @@
 // row and gives it the bits of rms_norm_project, each of whose warps it stands for in turn.
 #pragma once
 
-#include "handed.cuh"
-#include "rms.cuh"
+#include "chunk.cuh"
+#include "reduce.cuh"
 #include "stream_program.cuh"
 #include "streamed.cuh"
 
