@@ -155,12 +155,14 @@ def test_a_waiting_stream_shows_signs_of_life(
     slow: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bytebound.server.sse.SIGN_OF_LIFE_S", 0.05)
-    first = open_request(slow.url, "/v1/completions", {**BODY, "max_tokens": 20})
+    first = open_request(slow.url, "/v1/completions", BODY)
     wait_running(slow)
-    response = slow.post("/v1/completions", {**BODY, "stream": True, "max_tokens": 2})
-    first.close()
-    assert ": waiting behind 1 requests\n\n" in response.text
-    assert events_of(response)[-1][1] == "[DONE]"
+    body = {**BODY, "stream": True, "max_tokens": 2}
+    with slow.http as client, client.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        assert ": waiting behind 1 requests" in lines
+        first.close()
+        assert list(lines)[-2:] == ["data: [DONE]", ""]
 
 
 def test_shutdown_lets_the_running_request_end(tokenizer: Tokenizer) -> None:
