@@ -38,6 +38,30 @@ constexpr int matvec_blocks(std::int64_t items, int most_blocks) {
   return longest <= 2 || fewest * block_items == items ? static_cast<int>(fewest) : blocks;
 }
 
+// A small 16-bit matrix times the same activations, in blocks of its own behind those of the
+// product (cuda/beside.cuh).
+struct BesideParams {
+  const void* weight;              // [N, K] of x's type, rows 16-byte aligned; null: there is none
+  void* out;                       // [R, N] of the same type
+  std::int64_t weight_row_stride;  // in elements
+  std::int64_t out_row_stride;
+  std::int64_t n;  // up to kMaxBesideN
+  int num_blocks;  // beside_blocks()
+};
+
+constexpr int kBesideFeatures = 4;  // that a warp works on at a time
+constexpr std::int64_t kMaxBesideN = 4096;
+constexpr std::int64_t kMaxBesideK = 8192;  // longer rows have another order in rms_norm_project
+
+// Its blocks, beside `num_blocks` on a device that runs `most_blocks` at once: as many as there are
+// places free and features for, and one in any case, which waits for a place if there is none. No
+// bit depends on it. They end before the product, which frees their places for the next kernel.
+constexpr int beside_blocks(std::int64_t n, int num_blocks, int most_blocks) {
+  const std::int64_t most = (n + kBesideFeatures - 1) / kBesideFeatures;
+  const int free = most_blocks - num_blocks;
+  return free < 1 ? 1 : free < most ? free : static_cast<int>(most);
+}
+
 // Bytes of scratch: what the blocks send each other. The first launch must find all bits set in it;
 // each launch leaves it so. One stream at a time.
 constexpr std::int64_t matvec_workspace_bytes(int num_blocks) {

@@ -4,6 +4,7 @@
 // for each row (cuda/digits.cuh), and the time goes into reading the weights.
 #include "w4_matvec.h"
 
+#include "cuda/beside.cuh"
 #include "cuda/device_guard.h"
 #include "cuda/launch.h"
 #include "cuda/matvec.cuh"
@@ -20,6 +21,22 @@ __global__ void __launch_bounds__(kMatvecThreads, 2)
     w4_matvec_kernel(const MatvecTask<typename W4Weights<T, kAsymmetric, kNumRows>::Source> task) {
   matvec_block<W4Weights<T, kAsymmetric, kNumRows>>(task);
 }
+
+// A kernel of its own, so that the others are not compiled around what few launches need.
+template <typename T, bool kAsymmetric, int kNumRows>
+__global__ void __launch_bounds__(kMatvecThreads, 2) w4_matvec_beside_kernel(
+    const MatvecTask<typename W4Weights<T, kAsymmetric, kNumRows>::Source> task,
+    const BesideTask beside) {
+  const int i_beside = static_cast<int>(blockIdx.x + beside.num_blocks - gridDim.x);
+  if (i_beside >= 0) {
+    beside_block<T, kNumRows>(beside, static_cast<const T*>(task.p_x), task.x_row_stride, i_beside);
+    return;
+  }
+  matvec_block<W4Weights<T, kAsymmetric, kNumRows>>(task);
+}
+
+static_assert(kBesideRowFloats * sizeof(float) <=
+              matvec_shared_bytes<W4Weights<__half, false, 1>>(1));
 
 // Dynamic and static; what two blocks take is what a step's kernels divide a multiprocessor for.
 static_assert(
@@ -39,8 +56,22 @@ Status run_rows(const W4MatvecParams& p, void* stream) {
   options.overlap_previous = true;
   options.shared_bytes = matvec_shared_bytes<Weights>(kNumRows);
   const auto task = matvec_task<Weights>(source, p);
-  return launch_with(options, w4_matvec_kernel<T, kAsymmetric, kNumRows>, matvec_grid(task),
-                     dim3(kMatvecThreads), stream, task);
+  dim3 grid = matvec_grid(task);
+  const dim3 block(kMatvecThreads);
+  if (p.beside.weight == nullptr) {
+    return launch_with(options, w4_matvec_kernel<T, kAsymmetric, kNumRows>, grid, block, stream,
+                       task);
+  }
+  const BesideTask beside = {p.beside.weight,
+                             p.beside.out,
+                             p.beside.weight_row_stride,
+                             p.beside.out_row_stride,
+                             static_cast<int>(p.beside.n),
+                             static_cast<int>(p.k),
+                             p.beside.num_blocks};
+  grid.x += static_cast<unsigned>(beside.num_blocks);
+  return launch_with(options, w4_matvec_beside_kernel<T, kAsymmetric, kNumRows>, grid, block,
+                     stream, task, beside);
 }
 
 // Up to eight rows at a time: a row's bits do not depend on the others.
@@ -54,6 +85,7 @@ Status run(const W4MatvecParams& all, void* stream) {
       return status;
     }
     skip_rows(p, p.rows);
+    p.beside.out = static_cast<T*>(p.beside.out) + p.rows * p.beside.out_row_stride;
   }
   return kOk;
 }
@@ -61,6 +93,10 @@ Status run(const W4MatvecParams& all, void* stream) {
 }  // namespace
 
 Status w4_matvec(const W4MatvecParams& params, void* stream) {
+  if (params.beside.weight != nullptr && (params.beside.n < 1 || params.beside.n > kMaxBesideN ||
+                                          params.k > kMaxBesideK || params.beside.num_blocks < 1)) {
+    return kSizeOutOfRange;
+  }
   const DeviceGuard guard(params.device);
   if (guard.status() != cudaSuccess) {
     return guard.status();

@@ -28,11 +28,15 @@ struct W4MatvecParams {
   bool float_out;
   MatvecEpilogue epilogue;
   float scale;  // of the finished product, before the residual (matvec.h)
+  BesideParams beside;
   int device;
 };
 
 // y[r, i] = sum_k x[r, k] * scales[i, k / 128] * (q[i, k] - zero[i, k / 128]), then the epilogue;
 // zero = 8 if symmetric
+//
+// And, in the same launch, beside.out[r, i] = sum_k x[r, k] * beside.weight[i, k], with the bits of
+// rms_norm_project.
 //
 // Enqueues one kernel and returns: no allocation, no synchronisation, legal under stream capture.
 // It may start while the previous kernel of the stream runs, and loads its first weights meanwhile.

@@ -83,4 +83,23 @@ def run_w4_matvec(backend: Any) -> int:
                                 x, weight, out=out, workspace=workspace, num_blocks=blocks, **more
                             )
                             launches += 1 + (rows > 8)
+                        if not interleaved:
+                            launches += _beside(exact, x, weight, workspace, blocks)
     return launches
+
+
+def _beside(
+    exact: Exact, x: DeviceArray, weight: PackedW4, workspace: DeviceArray, blocks: int | None
+) -> int:
+    """A small matrix of seven rows beside; return the number of launches."""
+    rows, dtype = x.shape[0], x.dtype
+    w4_matvec(
+        x,
+        weight,
+        out=exact.array((rows, weight.n), dtype),
+        workspace=workspace,
+        num_blocks=blocks,
+        beside_weight=exact.array((7, weight.k), dtype),
+        beside_out=exact.array((rows, 7), dtype),
+    )
+    return 1 + (rows > 8)

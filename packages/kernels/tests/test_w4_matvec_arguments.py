@@ -200,6 +200,12 @@ def test_launches_with_what_was_given(fake, monkeypatch) -> None:
         "float_out": True,
         "epilogue": 1,
         "scale": SCALE,
+        "beside_weight": 0,
+        "beside_out": 0,
+        "beside_weight_row_stride": 0,
+        "beside_out_row_stride": 0,
+        "beside_n": 0,
+        "beside_num_blocks": 0,
         "device": 0,
         "stream": 11,
     }

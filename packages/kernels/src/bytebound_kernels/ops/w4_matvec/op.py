@@ -13,15 +13,25 @@ from bytebound_kernels._matvec import (
     check_result,
     check_scale,
     check_workspace,
+    most_blocks,
 )
 from bytebound_kernels._stream import stream_handle
 from bytebound_kernels._tensor import DTYPE_CODES, TensorView
 from bytebound_kernels.errors import InvalidArgumentError
+from bytebound_kernels.ops.w4_matvec.beside import check_beside
 from bytebound_kernels.ops.w4_matvec.packed import PackedW4, num_items
 
 __all__ = ["w4_matvec"]
 
 _OP = "w4_matvec"
+_BESIDE_FIELDS = (
+    "beside_weight",
+    "beside_out",
+    "beside_weight_row_stride",
+    "beside_out_row_stride",
+    "beside_n",
+    "beside_num_blocks",
+)
 
 TensorT = TypeVar("TensorT")
 
@@ -35,6 +45,8 @@ def w4_matvec(
     residual: Any = None,
     scale: float = 1.0,
     num_blocks: int | None = None,
+    beside_weight: Any = None,
+    beside_out: Any = None,
     stream: Any = None,
 ) -> TensorT:
     """Multiply a four-bit matrix by one to sixteen activation rows, on the GPU.
@@ -43,11 +55,16 @@ def w4_matvec(
         y[r, n] = sum_k x[r, k] * scales[n, k // 128] * (code[n, k] - zero[n, k // 128])
         out = scale * y;  residual + scale * y;
         or, for an interleaved weight, scale * silu(y_gate) * y_up
+        beside_out[r, m] = sum_k x[r, k] * beside_weight[m, k]
 
     x enters as fixed point, 15 bits and a sign under the largest magnitude of its row's group of
     128 columns: an element is off by hardly more than 2^-15 of that, and exact from about 1/16 of
     it on (float16; 1/128 for bfloat16). Sums over a group are exact, sums of groups and scales are
     float32.
+
+    The product with beside_weight is for a matrix of few rows, such as the gates of a layer, whose
+    own launch would take longer than its product: it has blocks of its own behind those of weight.
+    x enters it as it is.
 
     Args:
         x: [R, K], R from 1 to 16, float16 or bfloat16; rows at any one distance, aligned to 16
@@ -64,13 +81,16 @@ def w4_matvec(
             once, two for each multiprocessor. None: nearly as many, or fewer where all warps then
             have equal shares. The order of summation depends on it; a block without a share is not
             launched.
+        beside_weight: [M, K], M from 1 to 4096, K up to 8192, the dtype of x; rows at any one
+            distance, aligned to 16 bytes. None: there is no such product.
+        beside_out: [R, M], the dtype of x; given with beside_weight.
         stream: a stream handle as an integer, or a PyTorch or CuPy stream. None: the stream that is
             current in the framework of x.
 
     Returns:
         out. The kernel is enqueued, not awaited; it may start while the kernel before it in the
         stream still runs, and loads its first weights meanwhile. It must not be the weights that
-        that kernel writes.
+        that kernel writes. beside_out is written in the same launch.
 
     Raises:
         CudaUnavailableError: CUDA cannot be used here; the message says why.
@@ -79,15 +99,17 @@ def w4_matvec(
         UnsupportedShapeError: a shape does not fit, or the workspace is too small.
         UnsupportedLayoutError: strides, alignment, or tensors that overlap.
         UnsupportedDeviceError: host memory, or more than one device.
-        InvalidArgumentError: residual with an interleaved weight, scale, num_blocks, stream.
+        InvalidArgumentError: residual with an interleaved weight, scale, num_blocks, stream, or one
+            of beside_weight and beside_out without the other.
         CudaError: the launch failed.
 
     Numerics: exact products, float32 sums in an order that depends on the matrix and the number of
     blocks alone: a row has the same bits alone and among others. Relative RMS error against float64
     below 1e-3 for float16 and float32 results, 4e-3 for bfloat16. A NaN or an infinity in a row
-    stays in that row.
+    stays in that row. A product beside changes no bit of out, and beside_out has the bits of
+    rms_norm_project of the same rows, in an order that K alone decides.
 
-    Source: csrc/w4_matvec.cu, csrc/cuda/matvec.cuh, csrc/cuda/w4.cuh.
+    Source: csrc/w4_matvec.cu, csrc/cuda/matvec.cuh, csrc/cuda/w4.cuh, csrc/cuda/beside.cuh.
     """
     check_kind(_OP, "weight", weight, PackedW4)
     data = weight.check(_OP)
@@ -112,9 +134,15 @@ def w4_matvec(
     for tensor in read:
         no_overlap(_OP, out_view, tensor)
     factor = check_scale(_OP, scale)
+    beside = check_beside(_OP, beside_weight, beside_out, x_view)
+    others = [] if residual_view is None else [residual_view]
+    if beside is not None:
+        no_overlap(_OP, out_view, beside[0])
+        for tensor in (out_view, data, *others):
+            no_overlap(_OP, beside[1], tensor)
+        others += beside
 
     require_cuda(_OP)
-    others = [] if residual_view is None else [residual_view]
     device = common_device(_OP, out_view, *read, *others)
     require_cuda(_OP, device)
     blocks = check_blocks(_OP, num_blocks, device)
@@ -144,7 +172,27 @@ def w4_matvec(
         float_out=out_view.dtype == "float32",
         epilogue=EPILOGUES[epilogue],
         scale=factor,
+        **_beside_fields(beside, blocks, device),
         device=device,
         stream=stream_handle(_OP, stream, x, device),
     )
     return out
+
+
+def _beside_fields(
+    beside: tuple[TensorView, TensorView] | None, num_blocks: int, device: int
+) -> dict[str, int]:
+    """Return what the launcher takes of the product beside one of that many blocks."""
+    if beside is None:
+        return dict.fromkeys(_BESIDE_FIELDS, 0)
+    weight, out = beside
+    n = weight.shape[0]
+    values = (
+        weight.pointer,
+        out.pointer,
+        row_stride(_OP, weight),
+        row_stride(_OP, out),
+        n,
+        _native.beside_blocks(n, num_blocks, most_blocks(device, _OP)),
+    )
+    return dict(zip(_BESIDE_FIELDS, values, strict=True))

@@ -5,7 +5,7 @@ from typing import Any
 from bytebound_kernels.ops.w4_matvec.layout import unpack_reference
 from bytebound_kernels.ops.w4_matvec.packed import PackedW4
 
-__all__ = ["fixed_point_reference", "w4_matvec_reference"]
+__all__ = ["beside_reference", "fixed_point_reference", "w4_matvec_reference"]
 
 GROUP = 128
 # Of float16 and bfloat16: bits of the mantissa, bias of the exponent, the least exponent that
@@ -70,3 +70,19 @@ def w4_matvec_reference(
         y = (gate * gate.sigmoid() * up).flatten(-2)[..., : weight.n]
     y = scale * y
     return y if residual is None else residual.double() + y
+
+
+def beside_reference(x: Any, weight: Any) -> Any:
+    """Multiply by a small 16-bit matrix in float64: ``beside_out`` before it is rounded.
+
+    Formula:
+        x weight^T
+
+    Args:
+        x: [R, K], a PyTorch tensor.
+        weight: [M, K], on the same device.
+
+    Returns:
+        float64 [R, M].
+    """
+    return x.double() @ weight.double().T
