@@ -138,7 +138,13 @@ class Kernels:
         residual: Tensor | None = None,
         scale: float = 1.0,
         num_blocks: int | None = None,
+        beside_weight: Tensor | None = None,
+        beside_out: Tensor | None = None,
     ) -> Tensor:
+        assert (beside_weight is None) == (beside_out is None)
+        if beside_weight is not None and beside_out is not None:
+            assert x.dtype == beside_weight.dtype == beside_out.dtype
+            self._product(x, beside_weight, None, beside_out, None, 1.0)
         whole = self.weights(weight)
         up = whole[weight.n :] if weight.interleaved else None
         return self._product(x, whole[: weight.n], up, out, residual, scale)

@@ -196,17 +196,21 @@ def test_a_wrong_product_is_the_one_that_is_named(
     record: Any = executor.weights.layers[layer]
     owner = record.mlp if hasattr(record.mlp, matrix) else record.mixer
     real = getattr(owner, matrix)
-    if (matrix, method) == ("gates", "matvec"):
-        method = "norm_matvec"  # as a step multiplies them
+    # As a step multiplies them.
+    method = {
+        ("gates", "matvec"): "norm_matvec",
+        ("in_proj", "matvec"): "norm_matvec_beside",
+    }.get((matrix, method), method)
 
     class Wrong:
         n, num_bytes = real.n, real.num_bytes
         matvec, matmul = staticmethod(real.matvec), staticmethod(real.matmul)
         norm_matvec = staticmethod(real.norm_matvec)
+        norm_matvec_beside = staticmethod(real.norm_matvec_beside)
 
     def wrong(*args: Any, **options: Any) -> None:
         getattr(real, method)(*args, **options)
-        out = args[3] if method == "norm_matvec" else args[1]
+        out = args[1] if method in ("matvec", "matmul") else args[3]
         out[0, column] += 3 * float(out[0].abs().max())
 
     monkeypatch.setattr(Wrong, method, staticmethod(wrong))
@@ -217,6 +221,26 @@ def test_a_wrong_product_is_the_one_that_is_named(
     }
     assert report.first is not None
     assert report.first.run.startswith("prompt at 0" if method == "matmul" else "step at 40")
+
+
+@pytest.mark.parametrize(("result", "named"), [("out", "in_proj_qkv"), ("beside_out", "in_proj_a")])
+def test_of_two_products_in_one_launch_the_wrong_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, result: str, named: str
+) -> None:
+    emulate(monkeypatch)
+    both = pair(FOLDERS["symmetric"](tmp_path / "model"))
+    real, uses = bk.w4_matvec, iter(range(1_000_000))
+
+    def wrong(*args: Any, **options: Any) -> Any:
+        out = real(*args, **options)
+        if options["beside_out"] is not None and next(uses) == 1:
+            one_row(options[result])
+        return out
+
+    monkeypatch.setattr(bk, "w4_matvec", wrong)
+    report = run_diff(*both, IDS, rows=2)
+    assert [str(one.place) for one in report.differences if not one.within] == [f"layer 2 {named}"]
+    assert report.first is not None and report.first.run.startswith("step at 40")
 
 
 def test_a_state_that_goes_wrong_is_seen_where_it_is_read(

@@ -19,6 +19,7 @@ MATVEC_ROWS = 16  # of one call of a matvec op
 # still has an error of two millionths at most.
 SWIGLU_SCALE = {torch.float16: 2.0**-6, torch.bfloat16: 1.0}
 MATMUL_ROWS = (1, 33, 65)  # where w4_matmul goes over to another kernel
+BESIDE_COLUMNS = 8192  # of a small matrix that w4_matvec takes beside its own, at most
 UNPACK_ROWS = 128  # from here on a library's product pays for unpacking the matrix first
 
 
@@ -93,6 +94,20 @@ class Matrix(Protocol):
     ) -> None:
         """``y`` is RMSNorm of ``x`` float32 [R, K] with ``norm``, ``out`` the product of y."""
 
+    def norm_matvec_beside(
+        self,
+        x: torch.Tensor,
+        norm: torch.Tensor,
+        y: torch.Tensor,
+        out: torch.Tensor,
+        workspaces: Workspaces,
+        *,
+        small: "Matrix",
+        small_out: torch.Tensor,
+        eps: float,
+    ) -> None:
+        """As ``norm_matvec``; ``small_out`` is y's product with ``small``, as of its own."""
+
     def matmul(
         self,
         x: torch.Tensor,
@@ -102,6 +117,28 @@ class Matrix(Protocol):
         scale: float = 1.0,
     ) -> None:
         """``x`` [T, K]; ``out`` [T, N] like x, or float32 with a residual."""
+
+
+class SmallFirst:
+    """``Matrix.norm_matvec_beside`` as the norm with the small product, and the other product."""
+
+    __slots__ = ()
+
+    def norm_matvec_beside(
+        self: Matrix,
+        x: torch.Tensor,
+        norm: torch.Tensor,
+        y: torch.Tensor,
+        out: torch.Tensor,
+        workspaces: Workspaces,
+        *,
+        small: Matrix,
+        small_out: torch.Tensor,
+        eps: float,
+    ) -> None:
+        """See Matrix."""
+        small.norm_matvec(x, norm, y, small_out, workspaces, eps=eps)
+        self.matvec(y, out, workspaces)
 
 
 class NormFirst:
@@ -125,7 +162,7 @@ class NormFirst:
 
 
 @dataclass(frozen=True, slots=True)
-class DenseMatrix:
+class DenseMatrix(SmallFirst):
     """A matrix in 16 bits."""
 
     weight: torch.Tensor  # [N, K]
@@ -189,7 +226,7 @@ class DenseMatrix:
 
 
 @dataclass(frozen=True, slots=True)
-class GatedDenseMatrix(NormFirst):
+class GatedDenseMatrix(NormFirst, SmallFirst):
     """Gate and up of an MLP in 16 bits."""
 
     gate: torch.Tensor  # [N, K]
@@ -240,7 +277,7 @@ class GatedDenseMatrix(NormFirst):
 
 
 @dataclass(frozen=True, slots=True)
-class PackedMatrix(NormFirst):
+class PackedMatrix(NormFirst, SmallFirst):
     """A matrix, or an interleaved gate and up, in 4 bits."""
 
     weight: bk.PackedW4
@@ -267,8 +304,11 @@ class PackedMatrix(NormFirst):
         workspaces: Workspaces,
         residual: torch.Tensor | None = None,
         scale: float = 1.0,
+        *,
+        small: DenseMatrix | None = None,
+        small_out: torch.Tensor | None = None,
     ) -> None:
-        """See Matrix."""
+        """See Matrix; ``small_out`` is the product with ``small``, in the same launch."""
         bk.w4_matvec(
             x,
             self.weight,
@@ -276,7 +316,30 @@ class PackedMatrix(NormFirst):
             workspace=workspaces.matvec,
             residual=residual,
             scale=scale,
+            beside_weight=None if small is None else small.weight,
+            beside_out=small_out,
         )
+
+    def norm_matvec_beside(
+        self,
+        x: torch.Tensor,
+        norm: torch.Tensor,
+        y: torch.Tensor,
+        out: torch.Tensor,
+        workspaces: Workspaces,
+        *,
+        small: Matrix,
+        small_out: torch.Tensor,
+        eps: float,
+    ) -> None:
+        """See Matrix: a small matrix in 16 bits is multiplied beside this one."""
+        if not isinstance(small, DenseMatrix) or self.weight.k > BESIDE_COLUMNS:
+            SmallFirst.norm_matvec_beside(
+                self, x, norm, y, out, workspaces, small=small, small_out=small_out, eps=eps
+            )
+            return
+        bk.rms_norm(x, norm, eps=eps, out=y)
+        self.matvec(y, out, workspaces, small=small, small_out=small_out)
 
     def matmul(
         self,

@@ -94,16 +94,18 @@ class Step:
                 self.norm(x, weights.input_layernorm, y)
                 self._attention(x, y, mixer, kv)
             case GatedDeltaWeights() as mixer, GatedDeltaState() as delta:
-                gates = delta.gates[: x.shape[0]]
-                mixer.gates.norm_matvec(
+                projected, gates = (kept[: x.shape[0]] for kept in (delta.projected, delta.gates))
+                mixer.in_proj.norm_matvec_beside(
                     x,
                     weights.input_layernorm,
                     y,
-                    gates,
+                    projected,
                     self.workspaces,
+                    small=mixer.gates,
+                    small_out=gates,
                     eps=self.config.rms_norm_eps,
                 )
-                self._gated_delta_net(x, y, mixer, delta, num_accepted, pending_rows)
+                self._gated_delta_net(x, mixer, delta, num_accepted, pending_rows)
             case mixer, other:
                 raise TypeError(f"{type(mixer).__name__} with {type(other).__name__}")
         self.norm(x, weights.post_attention_layernorm, y)
@@ -142,7 +144,6 @@ class Step:
     def _gated_delta_net(
         self,
         x: torch.Tensor,
-        y: torch.Tensor,
         weights: GatedDeltaWeights,
         state: GatedDeltaState,
         num_accepted: torch.Tensor | None,
@@ -151,7 +152,6 @@ class Step:
         rows = x.shape[0]
         projected, gates = state.projected[:rows], state.gates[:rows]
         out = self.buffers.mixed[:rows]
-        weights.in_proj.matvec(y, projected, self.workspaces)
         current, z = delta_rows(projected, gates, self.config)
         bk.gdn_step(
             current,

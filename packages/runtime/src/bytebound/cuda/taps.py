@@ -66,6 +66,27 @@ class TappedMatrix:
         self.matrix.norm_matvec(x, norm, y, out, workspaces, eps=eps)
         self._show(y, None, out, 1.0)
 
+    def norm_matvec_beside(
+        self,
+        x: torch.Tensor,
+        norm: torch.Tensor,
+        y: torch.Tensor,
+        out: torch.Tensor,
+        workspaces: Workspaces,
+        *,
+        small: Matrix,
+        small_out: torch.Tensor,
+        eps: float,
+    ) -> None:
+        """See Matrix."""
+        own = small.matrix if isinstance(small, TappedMatrix) else small
+        self.matrix.norm_matvec_beside(
+            x, norm, y, out, workspaces, small=own, small_out=small_out, eps=eps
+        )
+        if isinstance(small, TappedMatrix):
+            small._show(y, None, small_out, 1.0)
+        self._show(y, None, out, 1.0)
+
     def matmul(
         self,
         x: torch.Tensor,
