@@ -54,6 +54,18 @@ def without_matrices(chosen: Callable[[Any], bool]) -> Iterator[None]:
         yield
 
 
+def without_gates() -> AbstractContextManager[Any]:
+    """Leave out the small products beside others."""
+    real = bk.w4_matvec
+
+    def instead(
+        *args: Any, beside_weight: Any = None, beside_out: Any = None, **options: Any
+    ) -> Any:
+        return real(*args, **options)
+
+    return patch.object(bk, "w4_matvec", instead)
+
+
 def parts(weights: ModelWeights) -> dict[str, Any]:
     """Context managers that take an op out, by its name."""
     groups: dict[str, set[int]] = {}
@@ -77,6 +89,7 @@ def parts(weights: ModelWeights) -> dict[str, Any]:
         "rms_norm", "rms_norm_project", "gdn_step", "attention_decode", "embedding_gather",
     ):  # fmt: skip
         found[op] = lambda op=op: patch.object(bk, op, nothing)
+    found["gates"] = without_gates
     found["choose"] = lambda: patch.object(DeviceSampler, "choose", nothing)
     return found
 
