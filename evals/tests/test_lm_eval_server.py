@@ -76,10 +76,12 @@ def test_a_task_has_the_same_results(
     assert figures(found, task) == pytest.approx(figures(wanted, task), rel=1e-6)
     for one, other in zip(found["samples"][task], wanted["samples"][task], strict=True):
         assert one["doc_id"] == other["doc_id"]
-        rounding = TOKEN_ROUNDING * len(ours.tok_encode(str(one["arguments"][-1][-1])))
-        pairs = zip(flat(one["resps"]), flat(other["resps"]), strict=True)
-        for got, want in pairs:
-            assert got == (pytest.approx(want, abs=rounding) if isinstance(want, float) else want)
+        answers = zip(one["arguments"], one["resps"], other["resps"], strict=True)
+        for argument, found_answer, wanted_answer in answers:
+            rounding = TOKEN_ROUNDING * len(ours.tok_encode(str(argument[-1])))
+            for got, want in zip(flat(found_answer), flat(wanted_answer), strict=True):
+                near = pytest.approx(want, abs=rounding) if isinstance(want, float) else want
+                assert got == near
 
 
 def figures(results: Any, task: str) -> dict[str, float]:

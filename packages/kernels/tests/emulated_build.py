@@ -121,7 +121,7 @@ class _Build:
         self._scratch.cleanup()
 
     def link(self, units: list[Path], name: str) -> Path:
-        """Compile and link, where that has not been done before; one session at a time."""
+        """Compile and link, where that has not been done before; one session compiles at a time."""
         with (self.cache / "lock").open("w") as lock, ThreadPoolExecutor(COMPILERS) as pool:
             fcntl.flock(lock, fcntl.LOCK_EX)
             objects = list(pool.map(self._compile, units))

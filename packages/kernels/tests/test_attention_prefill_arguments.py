@@ -11,6 +11,7 @@ from bytebound_kernels import (  # noqa: E402
     UnsupportedDtypeError,
     UnsupportedLayoutError,
     UnsupportedShapeError,
+    UnsupportedTensorError,
 )
 from bytebound_kernels.prefill import (  # noqa: E402
     attention_prefill,
@@ -73,6 +74,9 @@ REFUSED = {
     "freq-count": ({"inv_freq": torch.zeros(33)}, UnsupportedShapeError, "a multiple of 8"),
     "freq-dtype": ({"inv_freq": torch.zeros(32, dtype=HALF)}, UnsupportedDtypeError, "inv_freq"),
     "position": ({"position": S - T + 1}, InvalidArgumentError, f"expected 0 to {S - T}"),
+    "no-position": ({"position": "1"}, InvalidArgumentError, "position is '1'; expected an int"),
+    "half-position": ({"position": 1.5}, InvalidArgumentError, "position is 1.5; expected an int"),
+    "no-tensor": ({"k": [1.0]}, UnsupportedTensorError, "k is a list; expected a torch.Tensor"),
     "negative-position": ({"position": -1}, InvalidArgumentError, "position is -1"),
     "cache-width": (
         {"k_cache": torch.zeros(NKV, S, 128, dtype=HALF)},

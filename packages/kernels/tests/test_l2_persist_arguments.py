@@ -59,6 +59,7 @@ def test_passes_the_range_on(native: FakeNative, fake: Any) -> None:
         (8, 0.0, InvalidArgumentError, "hit_ratio is 0.0; expected more than 0 and at most 1"),
         (8, 1.5, InvalidArgumentError, "hit_ratio is 1.5"),
         (8, float("nan"), InvalidArgumentError, "hit_ratio is nan"),
+        (8, "1", InvalidArgumentError, "hit_ratio is '1'; expected a finite number"),
         (129, 1.0, UnsupportedShapeError, "num_bytes is 129 and memory spans 128 bytes"),
     ],
 )
@@ -67,6 +68,13 @@ def test_refuses_numbers(
 ) -> None:
     with pytest.raises(error, match=text):
         l2_persist(fake((64,)), num_bytes, stream=0, hit_ratio=hit_ratio)
+    assert native.calls == []
+
+
+@pytest.mark.parametrize("address", [True, 0, -8])
+def test_refuses_what_is_no_address(native: FakeNative, address: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"memory is {address}; expected an integer"):
+        l2_persist(address, 8, stream=0)
     assert native.calls == []
 
 

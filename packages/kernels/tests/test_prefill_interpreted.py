@@ -16,7 +16,12 @@ def test_interpreted(file: Path) -> None:
     pytest.importorskip("triton")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],
-        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+        env={
+            **os.environ,
+            "TRITON_INTERPRET": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTEST_ADDOPTS": "",  # not the workers of this session once more
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -58,7 +58,8 @@ def test_greedy_with_drafts_is_plain_greedy(
     engine = load(draft=given, num_draft_tokens=count)
     result = engine.generate(prompt, GREEDY)
     assert result.token_ids == expected
-    assert result.stats.accepted > (0 if draft == "wrong" else 20) - 1
+    if draft != "wrong":
+        assert result.stats.accepted >= 20
 
 
 @pytest.mark.parametrize("count", range(1, 8))

@@ -12,7 +12,8 @@ from bytebound.cuda.executor import PREFILL_CHUNK, CudaExecutor
 from bytebound.cuda.loading import load_weights
 from bytebound.cuda.memory import Card, CudaMemory, Stored, taken
 from bytebound.cuda.sampling import DeviceSampler
-from bytebound.cuda.state import GatedDeltaState, KvCache, SequenceState
+from bytebound.cuda.shapes import MAX_CONTEXT
+from bytebound.cuda.state import GatedDeltaState, KvCache, SequenceState, cache_positions
 from bytebound.cuda.weights import iter_matrices
 from bytebound.errors import InvalidSettingError
 from bytebound.loading import find_model
@@ -115,6 +116,17 @@ def test_the_context_that_is_named_fits_with_the_dtype_that_it_then_has() -> Non
         assert memory.check_fits(limit, length).total <= limit
         with pytest.raises(InvalidSettingError, match=f"fits is {length}$"):
             memory.check_fits(limit, length + 8)
+
+
+def test_no_context_is_longer_than_the_kernels_take() -> None:
+    config = replace(FLAGSHIP, max_position_embeddings=4 << 20)
+    stored = Stored.of(config, None, "model.", with_mtp=True, random=True)
+    memory = CudaMemory(config, stored, Card.nominal(), "fp8")
+    assert memory.largest_context(1 << 50) == MAX_CONTEXT
+    assert memory.plan(MAX_CONTEXT).max_len == MAX_CONTEXT
+    assert cache_positions(MAX_CONTEXT) <= 1 << 20 < cache_positions(MAX_CONTEXT + 1)
+    with pytest.raises(InvalidSettingError, match=f"expected at most {MAX_CONTEXT} with backend"):
+        memory.check_fits(1 << 50, MAX_CONTEXT + 1)
 
 
 def test_what_the_flagship_holds() -> None:

@@ -134,6 +134,29 @@ def test_requests_run_in_the_order_in_which_they_came(tokenizer: Tokenizer) -> N
     assert asyncio.run(run()) == [0, 1, 2, 3, 5, 6, 7, 8]
 
 
+def test_the_engine_is_free_when_a_request_has_ended(tokenizer: Tokenizer) -> None:
+    """Its owner may run it by itself then, though the worker's thread has not looked up yet."""
+
+    async def run() -> list[object]:
+        engine = script(tokenizer, "the")
+        worker = EngineWorker(engine, max_queue=2, timeout_s=5)
+        at_the_end: list[object] = []
+
+        def work() -> Iterator[int]:
+            yield 1
+
+        job = worker.submit(lambda _: work())
+        put = job.put
+        job.put = lambda *what: at_the_end.append(engine.reader.before_pass) or put(*what)
+        worker.start()
+        assert [value async for value in job.results()] == [1]
+        worker.stop()
+        return at_the_end
+
+    during, after = asyncio.run(run())
+    assert during is not None and after is None
+
+
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 def test_a_request_past_its_time_ends(tokenizer: Tokenizer, stream: bool) -> None:
     with served(script(tokenizer, TEXT, slow=True), request_timeout_s=0.5) as found:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from bytebound_kernels import _native
-from bytebound_kernels._check import common_device
+from bytebound_kernels._check import check_finite, check_integer, common_device
 from bytebound_kernels._device import require_cuda
 from bytebound_kernels._stream import stream_handle
 from bytebound_kernels._tensor import HOST, view
@@ -62,11 +62,16 @@ def l2_persist(memory: Any, num_bytes: int, *, stream: Any, hit_ratio: float = 1
     """
     if isinstance(num_bytes, bool) or not isinstance(num_bytes, int) or num_bytes < 1:
         raise InvalidArgumentError(f"{_OP}: num_bytes is {num_bytes!r}; expected 1 or more")
+    check_finite(_OP, "hit_ratio", hit_ratio)
     if not 0.0 < hit_ratio <= 1.0:
         raise InvalidArgumentError(
             f"{_OP}: hit_ratio is {hit_ratio}; expected more than 0 and at most 1"
         )
-    tensor_view = None if isinstance(memory, int) else view(_OP, "memory", memory, _DTYPES)
+    tensor_view = None
+    if isinstance(memory, int):
+        check_integer(_OP, "memory", memory, 1)
+    else:
+        tensor_view = view(_OP, "memory", memory, _DTYPES)
     if tensor_view is not None and num_bytes > tensor_view.span_bytes:
         raise UnsupportedShapeError(
             f"{_OP}: num_bytes is {num_bytes} and memory spans {tensor_view.span_bytes} bytes; "

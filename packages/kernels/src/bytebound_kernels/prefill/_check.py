@@ -5,11 +5,13 @@ import os
 import torch
 
 from bytebound_kernels._check import check_finite
+from bytebound_kernels._device import require_cuda
 from bytebound_kernels.errors import (
     UnsupportedDeviceError,
     UnsupportedDtypeError,
     UnsupportedLayoutError,
     UnsupportedShapeError,
+    UnsupportedTensorError,
 )
 
 __all__ = [
@@ -35,7 +37,11 @@ def check_shape(op: str, name: str, tensor: torch.Tensor, expected: tuple[int, .
 
 
 def check_dtype(op: str, name: str, tensor: torch.Tensor, *expected: torch.dtype) -> None:
-    """Refuse a dtype that is not among the expected ones."""
+    """Refuse what is no tensor, and a dtype that is not among the expected ones."""
+    if not isinstance(tensor, torch.Tensor):
+        raise UnsupportedTensorError(
+            f"{op}: {name} is a {type(tensor).__qualname__}; expected a torch.Tensor"
+        )
     if tensor.dtype not in expected:
         wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in expected)
         got = str(tensor.dtype).removeprefix("torch.")
@@ -73,7 +79,7 @@ def check_eps(op: str, eps: float) -> None:
 
 
 def check_one_device(op: str, tensors: dict[str, torch.Tensor]) -> torch.device:
-    """Refuse host memory, unless Triton's interpreter runs the kernels, and mixed devices."""
+    """Refuse mixed devices, host memory unless Triton interprets the kernels, an unknown card."""
     (first, tensor), *others = tensors.items()
     for name, other in others:
         if other.device != tensor.device:
@@ -86,6 +92,8 @@ def check_one_device(op: str, tensors: dict[str, torch.Tensor]) -> torch.device:
             f"{op}: {first} is on {tensor.device}; expected a CUDA device (or TRITON_INTERPRET=1 "
             f"before the import of Triton, which interprets the kernels on the CPU)"
         )
+    if tensor.device.type == "cuda":
+        require_cuda(op, tensor.device.index)
     return tensor.device
 
 

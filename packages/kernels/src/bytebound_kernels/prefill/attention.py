@@ -7,7 +7,7 @@ import torch
 import triton
 from torch.nn.functional import scaled_dot_product_attention
 
-from bytebound_kernels._check import check_finite
+from bytebound_kernels._check import check_finite, check_integer
 from bytebound_kernels.errors import (
     InvalidArgumentError,
     UnsupportedLayoutError,
@@ -113,6 +113,8 @@ def attention_prefill(
         UnsupportedShapeError: a shape does not fit, or the cache or workspace is too small.
         UnsupportedLayoutError: a stride does not fit.
         UnsupportedDeviceError: host memory, or more than one device.
+        UnsupportedTensorError: something is no tensor.
+        CudaUnavailableError: this build has no code for the card.
         InvalidArgumentError: position, eps, scale or backend, or scales without a float8 cache.
 
     Numerics: products on tensor cores in the dtype of the cache (float16 with a float8 cache), to
@@ -149,6 +151,7 @@ def attention_prefill(
             f"k_cache"
         )
     capacity = k_cache.shape[1]
+    position = check_integer(_OP, "position", position)
     if not 0 <= position <= capacity - tokens:
         raise InvalidArgumentError(
             f"{_OP}: position is {position} with {tokens} rows and a cache of {capacity} positions;"

@@ -122,6 +122,8 @@ def gdn_prefill(
             H does not divide HV, or the workspace is too small.
         UnsupportedLayoutError: a stride does not fit.
         UnsupportedDeviceError: host memory, or more than one device.
+        UnsupportedTensorError: something is no tensor.
+        CudaUnavailableError: this build has no code for the card.
         InvalidArgumentError: eps.
 
     Numerics: the state is carried in float32. Operands of the matrix products are float16 for

@@ -176,13 +176,13 @@ class CudaExecutor:
     def score(self, ids: Sequence[int]) -> torch.Tensor:
         """Teacher-forced logits [T, vocab] fp32 in host memory; position t predicts id t+1."""
         self.reset()
-        blocks = [
-            self._logits(block).cpu()
-            for start in range(0, len(ids), self.prefill_chunk)
-            for block in torch.split(
-                self._wide_pass(ids[start : start + self.prefill_chunk]), SCORE_ROWS
-            )
-        ]
+        blocks = []
+        for start in range(0, len(ids), self.prefill_chunk):
+            hidden = self._wide_pass(ids[start : start + self.prefill_chunk])
+            for block in torch.split(hidden, SCORE_ROWS):
+                logits = self._logits(block)
+                self._wait()
+                blocks.append(logits.cpu())
         self.reset()
         return torch.cat(blocks)
 

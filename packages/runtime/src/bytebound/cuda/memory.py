@@ -21,8 +21,10 @@ from bytebound.config import ModelConfig
 from bytebound.cuda import fusion
 from bytebound.cuda.executor import PREFILL_CHUNK
 from bytebound.cuda.held import BYTES, Held, held
+from bytebound.cuda.shapes import MAX_CONTEXT
 from bytebound.cuda.state import MAX_ROWS, cache_positions, updates_width
 from bytebound.cuda.stream import row_bytes
+from bytebound.errors import InvalidSettingError
 from bytebound.memory import (
     FLOAT32_BYTES,
     MemoryPlan,
@@ -128,11 +130,16 @@ class CudaMemory:
         """Bytes held at most with a context of ``max_len``.
 
         Raises:
-            InvalidSettingError: the model was not trained for such a context, or ``kv_dtype`` is
-                unknown.
+            InvalidSettingError: the model was not trained for such a context, no kernel takes one,
+                or ``kv_dtype`` is unknown.
         """
         config, stored = self.config, self.stored
         check_context(config, max_len)
+        if max_len > MAX_CONTEXT:
+            raise InvalidSettingError(
+                f"max_len is {max_len}, expected at most {MAX_CONTEXT} with backend='cuda'; "
+                "backend='reference' takes more"
+            )
         matrices = self._matrices()
         decoder = self.decoder_matrices()
         mtp = [one for one in matrices if one.name.startswith(names.MTP_PREFIX)]
@@ -175,15 +182,17 @@ class CudaMemory:
 
     def check_fits(self, limit_bytes: int, max_len: int) -> MemoryPlan:
         """Return the plan, or refuse it: see ``bytebound.memory.check_fits``."""
-        longest = self.config.max_position_embeddings
         return check_fits(
-            self.plan, limit_bytes, max_len=max_len, longest=longest, steps=self._steps
+            self.plan, limit_bytes, max_len=max_len, longest=self._longest, steps=self._steps
         )
 
     def largest_context(self, limit_bytes: int) -> int:
         """The longest ``max_len`` that fits; 0 where none does."""
-        longest = self.config.max_position_embeddings
-        return largest_context(self.plan, limit_bytes, longest, self._steps)
+        return largest_context(self.plan, limit_bytes, self._longest, self._steps)
+
+    @property
+    def _longest(self) -> int:
+        return min(self.config.max_position_embeddings, MAX_CONTEXT)
 
     @property
     def _steps(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ CONV_TAPS = 4
 MAX_HEAD_RATIO = 16  # value heads of one key head
 ROTARY_STEP = 16  # the dims that turn are a multiple of it
 COLUMNS = 64  # K of a product is a multiple of it
-MAX_POSITIONS = 1 << 20
+MAX_CONTEXT = (1 << 20) - 8  # max_len: a cache has eight positions more, for guesses
 
 
 def check_shape(config: ModelConfig) -> None:

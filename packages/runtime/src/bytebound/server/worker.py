@@ -209,18 +209,8 @@ class EngineWorker:
         if self.lost is not None:
             job.put(None, unavailable(self.lost))
             return
-        reader = self.engine.reader
-        reader.before_pass = job.check
         try:
-            results = job.work(self.engine)
-            try:
-                for value in results:
-                    job.put(value)
-                    job.check()
-            finally:
-                close = getattr(results, "close", None)
-                if close is not None:
-                    close()  # the engine forgets the request
+            self._results_of(job)
         except UnwantedError:
             job.put(None, unavailable("the request was ended by the server"))
         except ByteboundError as error:
@@ -232,6 +222,21 @@ class EngineWorker:
             job.put(None, error)
         else:
             job.put(None)
+
+    def _results_of(self, job: Job[Any]) -> None:
+        """Hand over what the job yields; the engine has forgotten it when this returns."""
+        reader = self.engine.reader
+        reader.before_pass = job.check
+        try:
+            results = job.work(self.engine)
+            try:
+                for value in results:
+                    job.put(value)
+                    job.check()
+            finally:
+                close = getattr(results, "close", None)
+                if close is not None:
+                    close()
         finally:
             reader.before_pass = None
 
