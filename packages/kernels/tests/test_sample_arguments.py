@@ -116,7 +116,13 @@ def test_refused_on_any_machine(
 
 
 def test_numbers_out_of_range(fake: Any, no_cuda: str) -> None:
-    for keywords in ({"position_offset": -1}, {"purpose": 4}, {"purpose": -1}):
+    for keywords in (
+        {"position_offset": -1},
+        {"position_offset": "1"},
+        {"position_offset": 1.5},
+        {"purpose": 4},
+        {"purpose": -1},
+    ):
         with pytest.raises(InvalidArgumentError, match=next(iter(keywords))):
             call("sample", arguments(fake, "sample"), **keywords)
 

@@ -1,6 +1,7 @@
 """What the CUDA backend refuses, and what it makes of names: no GPU and no weight is needed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,13 @@ def test_a_dimension_without_a_kernel(tmp_path: Path, field: str, value: float) 
     config = ModelConfig.from_folder(made.folder)
     with pytest.raises(UnsupportedShapeError, match=rf"^{field} is .*backend='reference'"):
         check_shape(config)
+
+
+def test_a_vocabulary_that_no_kernel_chooses_from() -> None:
+    config = find_model("random:qwen3.5-27b")[1]
+    check_shape(replace(config, vocab_size=1 << 22))
+    with pytest.raises(UnsupportedShapeError, match=r"^vocab_size is .*at most 4194304"):
+        check_shape(replace(config, vocab_size=(1 << 22) + 64))
 
 
 def test_shapes_that_run(tmp_path: Path) -> None:

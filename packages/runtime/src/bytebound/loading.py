@@ -171,13 +171,14 @@ def load_engine_parts(
     if draft_vocab is not None:
         vocab = config.vocab_size
         draft_ids = read_draft_vocab(draft_vocab, vocab_size=vocab, tokenizer=tokenizer)
+    if folder is None or chosen.name == "cuda":
+        check_integer("num_draft_tokens", num_draft_tokens, 1, MAX_CUDA_DRAFT_TOKENS)
     if vram_limit is not None:
         limit_vram(vram_limit, where)
     parts: _Backend
     if folder is None or chosen.name == "cuda":
         from bytebound.cuda.loading import load_cuda
 
-        check_integer("num_draft_tokens", num_draft_tokens, 1, MAX_CUDA_DRAFT_TOKENS)
         parts = load_cuda(
             folder,
             config,

@@ -11,6 +11,7 @@ CONV_TAPS = 4
 MAX_HEAD_RATIO = 16  # value heads of one key head
 ROTARY_STEP = 16  # the dims that turn are a multiple of it
 COLUMNS = 64  # K of a product is a multiple of it
+MAX_VOCAB = 1 << 22  # of what chooses a token
 MAX_CONTEXT = (1 << 20) - 8  # max_len: a cache has eight positions more, for guesses
 
 
@@ -49,6 +50,8 @@ def _problems(config: ModelConfig) -> Iterator[str]:
                 str(config.linear_num_value_heads),
                 f"at most {MAX_HEAD_RATIO} times linear_num_key_heads",
             )
+    if config.vocab_size > MAX_VOCAB:
+        yield _problem("vocab_size", str(config.vocab_size), f"at most {MAX_VOCAB}")
     for field in ("hidden_size", "intermediate_size"):
         value = getattr(config, field)
         if value % COLUMNS:

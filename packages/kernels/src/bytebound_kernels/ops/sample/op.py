@@ -132,6 +132,7 @@ def sample(
         packed_view(_OP, "seed", seed, "int64", (1,)),
         packed_view(_OP, "position", position, "int32", (1,)),
     ]
+    position_offset = check_integer(_OP, "position_offset", position_offset)
     if not 0 <= position_offset < 2**31:
         raise InvalidArgumentError(
             f"{_OP}: position_offset is {position_offset}; expected 0 to {2**31 - 1}"
