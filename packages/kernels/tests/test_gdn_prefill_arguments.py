@@ -14,9 +14,13 @@ from bytebound_kernels import (  # noqa: E402
     UnsupportedDtypeError,
     UnsupportedLayoutError,
     UnsupportedShapeError,
+    UnsupportedTensorError,
 )
+from bytebound_kernels.prefill import gdn as module  # noqa: E402
 from bytebound_kernels.prefill import gdn_prefill, gdn_prefill_workspace_bytes  # noqa: E402
 from bytebound_kernels.prefill.reference import gdn_prefill_reference  # noqa: E402
+
+from .on_card import aligned, launched_on, on_card  # noqa: E402
 
 T, H, HV, K = 5, 1, 3, 32
 C = 2 * H * K + HV * K
@@ -102,9 +106,12 @@ REFUSED = {
     "eps": ({"eps": float("nan")}, InvalidArgumentError, "eps is nan"),
     "workspace-size": (
         {"workspace": torch.zeros(64, dtype=torch.uint8)},
-        UnsupportedDeviceError,  # the device comes first: these tensors are on the host
-        "expected a CUDA device",
+        UnsupportedShapeError,
+        "workspace has 64 bytes; expected [0-9]+ or more",
     ),
+    "no-tensor-qkv": ({"qkv": None}, UnsupportedTensorError, "qkv is a NoneType"),
+    "no-tensor-state": ({"state": [1.0]}, UnsupportedTensorError, "state is a list"),
+    "no-tensor-workspace": ({"workspace": 64}, UnsupportedTensorError, "workspace is a int"),
     "host": ({}, UnsupportedDeviceError, "qkv is on cpu"),
     "devices": (
         {"state": torch.zeros(HV, K, K, device="meta")},
@@ -119,6 +126,64 @@ def test_refuses(case) -> None:
     changes, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         gdn_prefill(**arguments(**changes))
+
+
+def within(shared, name):
+    """A tensor like the argument of that name at the start of other memory."""
+    like = arguments(out=arguments()["z"], workspace=torch.zeros(SIZE, dtype=torch.uint8))[name]
+    return shared[: like.nbytes].view(like.dtype).view(like.shape)
+
+
+SIZE = gdn_prefill_workspace_bytes(T, key_heads=H, value_heads=HV, head_dim=K)
+WRITTEN = ("conv_window", "state", "out", "workspace")
+
+
+@pytest.mark.parametrize(
+    ("written", "other"),
+    [(one, other) for one in WRITTEN for other in arguments() if other not in WRITTEN]
+    + [("state", "conv_window"), ("out", "state"), ("workspace", "conv_window")]
+    + [("workspace", "state"), ("workspace", "out")],
+)
+def test_refuses_results_that_overlap(written, other) -> None:
+    shared = torch.zeros(1 << 20, dtype=torch.uint8)
+    changes = {written: within(shared, written), other: within(shared, other)}
+    if (written, other) == ("out", "z"):
+        changes["z"] = within(shared[2:], other)  # at the same place it would be in place
+    with pytest.raises(UnsupportedLayoutError, match=f"{written} overlaps {other} in memory"):
+        gdn_prefill(**arguments(**changes))
+
+
+def test_rows_between_rows_do_not_overlap() -> None:
+    wide = torch.zeros(T, C + 2 * HV * K + HV, dtype=torch.bfloat16)
+    qkv, z, out, a = wide.split([C, HV * K, HV * K, HV], dim=1)
+    for result in (out, z):  # beside the rows that are read, and in their place
+        with pytest.raises(UnsupportedDeviceError, match="qkv is on cpu"):
+            gdn_prefill(**arguments(qkv=qkv, z=z, a=a, out=result))
+    gates = torch.zeros(T, 512)
+    half, a = gates.view(torch.bfloat16), gates[:, -HV:]
+    with pytest.raises(UnsupportedDeviceError, match="qkv is on cpu"):
+        gdn_prefill(**arguments(a=a, out=half[:, : HV * K]))
+    closer = half.view(2 * T, 512)[:T]  # as many elements from row to row, but not as many bytes
+    with pytest.raises(UnsupportedLayoutError, match="out overlaps a in memory"):
+        gdn_prefill(**arguments(a=a, out=closer[:, : HV * K]))
+
+
+@pytest.mark.usefixtures("pretend_cuda")
+def test_launches_on_the_device_of_its_tensors(monkeypatch) -> None:
+    launches = launched_on(monkeypatch, module)
+    args = arguments(out=arguments()["z"], workspace=aligned(SIZE))
+    gdn_prefill(**{name: on_card(tensor) for name, tensor in args.items()})
+    assert launches == dict.fromkeys(
+        ("heads_kernel", "window_kernel", "systems_kernel", "states_kernel", "outputs_kernel"),
+        torch.device("cuda", 0),
+    )
+
+
+@pytest.mark.usefixtures("pretend_cuda")
+def test_a_workspace_on_a_card_is_aligned() -> None:
+    args = {n: on_card(x) for n, x in arguments(workspace=aligned(SIZE + 16)[16:]).items()}
+    with pytest.raises(UnsupportedLayoutError, match="begins 16 bytes behind a multiple of 256"):
+        gdn_prefill(**args)
 
 
 def test_the_workspace_grows_with_the_tokens_and_holds_every_part() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from bytebound_kernels import CudaUnavailableError, _device, _native, ops
 
+PASSES = ("attention_prefill", "gdn_prefill")
+
 
 @pytest.mark.skipif(not _native.built_with_cuda, reason="this build has no CUDA code")
 def test_every_launcher_is_run_and_every_call_is_accepted(
@@ -61,3 +63,27 @@ def test_every_op_refuses_a_card_that_the_build_has_no_code_for(
         if name not in ("prefill", "read_bandwidth"):
             run(fake_backend)
     assert refused == names
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_so_does_every_pass_over_many_tokens(
+    monkeypatch: pytest.MonkeyPatch, pretend_cuda: None, name: str
+) -> None:
+    torch = pytest.importorskip("torch")
+    prefill = pytest.importorskip("bytebound_kernels.prefill")
+    assert set(PASSES) == {op for op in prefill.__all__ if not op.endswith("_workspace_bytes")}
+    from .on_card import launched_on, on_card
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    import sanitize_prefill
+
+    def filled(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return on_card(torch.zeros(shape).to(dtype))
+
+    monkeypatch.setattr(sanitize_prefill, "filled", filled)
+    launches = launched_on(monkeypatch, sys.modules[getattr(prefill, name).__module__])
+    blocked = replace(_device._availability(), problem_of_device={0: "no code for card 0"})
+    monkeypatch.setattr(_device, "_availability", lambda: blocked)
+    with pytest.raises(CudaUnavailableError, match=f"{name}: .*no code for card 0"):
+        getattr(sanitize_prefill, f"run_{name}")()
+    assert launches == {}

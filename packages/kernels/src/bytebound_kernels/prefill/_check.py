@@ -1,11 +1,13 @@
 """Checks that the passes share. Each raises with what was got and what was expected."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from bytebound_kernels._check import check_finite
+from bytebound_kernels._check import check_finite, no_overlap
 from bytebound_kernels._device import require_cuda
+from bytebound_kernels._tensor import DTYPE_CODES, TensorView, view
 from bytebound_kernels.errors import (
     UnsupportedDeviceError,
     UnsupportedDtypeError,
@@ -15,17 +17,20 @@ from bytebound_kernels.errors import (
 )
 
 __all__ = [
-    "ALIGNMENT",
     "carve",
+    "check_apart",
     "check_contiguous",
     "check_dtype",
     "check_eps",
     "check_one_device",
     "check_rows",
     "check_shape",
+    "check_workspace",
+    "current_device",
+    "parts_bytes",
 ]
 
-ALIGNMENT = 256  # bytes, of every buffer in a workspace
+_ALIGNMENT = 256  # bytes, of every buffer in a workspace
 
 
 def check_shape(op: str, name: str, tensor: torch.Tensor, expected: tuple[int, ...]) -> None:
@@ -78,6 +83,28 @@ def check_eps(op: str, eps: float) -> None:
     check_finite(op, "eps", eps, not_negative=True)
 
 
+def check_apart(op: str, written: dict[str, torch.Tensor], read: dict[str, torch.Tensor]) -> None:
+    """Refuse results that share memory with each other or with what is read.
+
+    Rows at one distance may be column ranges of one wider tensor.
+    """
+    results, others = (
+        [view(op, name, tensor, tuple(DTYPE_CODES)) for name, tensor in tensors.items()]
+        for tensors in (written, read)
+    )
+    for i, result in enumerate(results):
+        for other in (*others, *results[:i]):
+            no_overlap(op, result, other, common_row_stride=_common_row_stride(result, other))
+
+
+def _common_row_stride(one: TensorView, other: TensorView) -> int:
+    """Return the distance between rows, in elements of ``one``; 0 where it is not the same."""
+    if any(len(tensor.shape) != 2 or tensor.shape[0] < 2 for tensor in (one, other)):
+        return 0
+    same = one.strides[0] * one.itemsize == other.strides[0] * other.itemsize
+    return one.strides[0] if same else 0
+
+
 def check_one_device(op: str, tensors: dict[str, torch.Tensor]) -> torch.device:
     """Refuse mixed devices, host memory unless Triton interprets the kernels, an unknown card."""
     (first, tensor), *others = tensors.items()
@@ -97,30 +124,44 @@ def check_one_device(op: str, tensors: dict[str, torch.Tensor]) -> torch.device:
     return tensor.device
 
 
-def carve(
-    op: str,
-    workspace: torch.Tensor | None,
-    device: torch.device,
-    parts: list[tuple[int, torch.dtype]],
-) -> list[torch.Tensor]:
-    """Return flat tensors of the given lengths and dtypes, out of the workspace or a new one."""
-    sizes = [-(-length * dtype.itemsize // ALIGNMENT) * ALIGNMENT for length, dtype in parts]
-    if workspace is None:
-        workspace = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+def current_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make a card current for a while: Triton launches on the current one and on its stream."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def parts_bytes(parts: list[tuple[int, torch.dtype]]) -> int:
+    """Return the bytes of a workspace of parts of the given lengths and dtypes."""
+    return sum(_aligned_bytes(length, dtype) for length, dtype in parts)
+
+
+def _aligned_bytes(length: int, dtype: torch.dtype) -> int:
+    return -(-length * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+
+
+def check_workspace(op: str, workspace: torch.Tensor, num_bytes: int) -> None:
+    """Refuse what is not uint8, contiguous, on the card aligned, or is too small."""
     check_dtype(op, "workspace", workspace, torch.uint8)
     check_contiguous(op, "workspace", workspace)
-    if workspace.numel() < sum(sizes):
+    if workspace.numel() < num_bytes:
         raise UnsupportedShapeError(
-            f"{op}: workspace has {workspace.numel()} bytes; expected {sum(sizes)} or more"
+            f"{op}: workspace has {workspace.numel()} bytes; expected {num_bytes} or more"
         )
-    if workspace.data_ptr() % ALIGNMENT and device.type == "cuda":
+    if workspace.data_ptr() % _ALIGNMENT and workspace.device.type == "cuda":
         raise UnsupportedLayoutError(
-            f"{op}: workspace begins {workspace.data_ptr() % ALIGNMENT} bytes behind a multiple of "
-            f"{ALIGNMENT}; expected a multiple"
+            f"{op}: workspace begins {workspace.data_ptr() % _ALIGNMENT} bytes behind a multiple "
+            f"of {_ALIGNMENT}; expected a multiple"
         )
+
+
+def carve(
+    workspace: torch.Tensor | None, device: torch.device, parts: list[tuple[int, torch.dtype]]
+) -> list[torch.Tensor]:
+    """Return flat tensors of the given lengths and dtypes, out of the workspace or a new one."""
+    if workspace is None:
+        workspace = torch.empty(parts_bytes(parts), dtype=torch.uint8, device=device)
     flat = workspace.view(-1)
     pieces, start = [], 0
-    for (length, dtype), size in zip(parts, sizes, strict=True):
+    for length, dtype in parts:
         pieces.append(flat[start : start + length * dtype.itemsize].view(dtype))
-        start += size
+        start += _aligned_bytes(length, dtype)
     return pieces

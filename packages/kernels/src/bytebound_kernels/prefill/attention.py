@@ -19,14 +19,17 @@ from bytebound_kernels.prefill._attention_kernels import (
     gate_kernel,
 )
 from bytebound_kernels.prefill._check import (
-    ALIGNMENT,
     carve,
+    check_apart,
     check_contiguous,
     check_dtype,
     check_eps,
     check_one_device,
     check_rows,
     check_shape,
+    check_workspace,
+    current_device,
+    parts_bytes,
 )
 
 __all__ = ["attention_prefill", "attention_prefill_workspace_bytes"]
@@ -47,9 +50,15 @@ def attention_prefill_workspace_bytes(tokens: int, num_heads: int) -> int:
         tokens: T, the rows of the pass. A workspace for more rows serves fewer.
         num_heads: NH.
     """
-    # q, and a byte for each value; there are at most as many heads of values as of queries.
-    sizes = (tokens * num_heads * _DH * 2, tokens * num_heads)
-    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
+    # There are at most as many heads of values as of queries.
+    return parts_bytes(_workspace_parts(tokens, num_heads, num_heads, torch.float16))
+
+
+def _workspace_parts(
+    tokens: int, num_heads: int, num_kv_heads: int, operand: torch.dtype
+) -> list[tuple[int, torch.dtype]]:
+    """Return length and dtype of: q, and a mark for each value."""
+    return [(tokens * num_heads * _DH, operand), (tokens * num_kv_heads, torch.uint8)]
 
 
 def attention_prefill(
@@ -106,12 +115,12 @@ def attention_prefill(
             16-bit caches that begin with this pass (position 0).
 
     Returns:
-        out. The kernels are enqueued on the current stream, not awaited.
+        out. The kernels are enqueued on the current stream of the tensors' device, not awaited.
 
     Raises:
         UnsupportedDtypeError: a dtype, or a combination, has no kernel.
         UnsupportedShapeError: a shape does not fit, or the cache or workspace is too small.
-        UnsupportedLayoutError: a stride does not fit.
+        UnsupportedLayoutError: strides, alignment, or what is written overlaps another argument.
         UnsupportedDeviceError: host memory, or more than one device.
         UnsupportedTensorError: something is no tensor.
         CudaUnavailableError: this build has no code for the card.
@@ -133,6 +142,7 @@ def attention_prefill(
     Source: _attention_kernels.py.
     """
     check_dtype(_OP, "q_gate", q_gate, *_ACTIVATIONS)
+    check_dtype(_OP, "k_cache", k_cache, *_CACHES)
     tokens, num_heads, num_kv_heads = _sizes(q_gate, k_cache)
     s_q_gate = check_rows(_OP, "q_gate", q_gate, (tokens, num_heads * 2 * _DH))
     check_dtype(_OP, "k", k, q_gate.dtype)
@@ -162,58 +172,62 @@ def attention_prefill(
     check_eps(_OP, eps)
     check_finite(_OP, "scale", scale)
     _check_backend(backend, position, float8)
-    if out is None:
-        out = torch.empty((tokens, num_heads * _DH), dtype=q_gate.dtype, device=q_gate.device)
-    check_dtype(_OP, "out", out, q_gate.dtype)
-    s_out = check_rows(_OP, "out", out, (tokens, num_heads * _DH))
-    tensors = {
+    s_out = num_heads * _DH
+    if out is not None:
+        check_dtype(_OP, "out", out, q_gate.dtype)
+        s_out = check_rows(_OP, "out", out, (tokens, num_heads * _DH))
+    operand = torch.float16 if float8 else k_cache.dtype
+    parts = _workspace_parts(tokens, num_heads, num_kv_heads, operand)
+    if workspace is not None:
+        check_workspace(_OP, workspace, parts_bytes(parts))
+    read = {
         "q_gate": q_gate,
         "k": k,
         "v": v,
         "q_norm": q_norm,
         "k_norm": k_norm,
         "inv_freq": inv_freq,
-        "k_cache": k_cache,
-        "v_cache": v_cache,
-        "out": out,
     }
-    optional = {"k_scale": k_scale, "v_scale": v_scale, "workspace": workspace}
-    tensors |= {name: tensor for name, tensor in optional.items() if tensor is not None}
-    device = check_one_device(_OP, tensors)
-    operand = torch.float16 if float8 else k_cache.dtype
-    parts = [(tokens * num_heads * _DH, operand), (tokens * num_kv_heads, torch.uint8)]
-    q, bad_v = carve(_OP, workspace, device, parts)
+    written = {"k_cache": k_cache, "v_cache": v_cache}
+    optional = {"k_scale": k_scale, "v_scale": v_scale, "out": out, "workspace": workspace}
+    written |= {name: tensor for name, tensor in optional.items() if tensor is not None}
+    check_apart(_OP, written, read)
+    device = check_one_device(_OP, read | written)
+    if out is None:
+        out = torch.empty((tokens, num_heads * _DH), dtype=q_gate.dtype, device=device)
+    q, bad_v = carve(workspace, device, parts)
     if tokens == 0:
         return out
 
     keys, values = (c.view(torch.uint8) if float8 else c for c in (k_cache, v_cache))
     # Without scales any pointer does: the kernels never read it.
     k_scales, v_scales = (q if s is None else s for s in (k_scale, v_scale))
-    append_kernel[(triton.cdiv(tokens, _BT), num_heads + 2 * num_kv_heads)](
-        q_gate, k, v, q_norm, k_norm, inv_freq, q, keys, values, k_scales, v_scales, bad_v,
-        tokens, position, num_heads, num_kv_heads, s_q_gate, s_k, s_v, s_cache, s_scale, eps,
-        DH=_DH, N=pairs, BT=_BT, FLOAT8=float8, num_warps=4,
-    )  # fmt: skip
-    if backend == "sdpa":
-        attended = scaled_dot_product_attention(
-            q.view(tokens, num_heads, _DH).transpose(0, 1)[None],
-            k_cache[None, :, :tokens],
-            v_cache[None, :, :tokens],
-            is_causal=True,
-            scale=scale,
-            enable_gqa=num_heads != num_kv_heads,
-        )[0].contiguous()
-        gate_kernel[(triton.cdiv(tokens, _BT), num_heads)](
-            attended, q_gate, out, tokens, s_q_gate, s_out,
-            DH=_DH, BT=_BT, num_warps=4,
+    with current_device(device):
+        append_kernel[(triton.cdiv(tokens, _BT), num_heads + 2 * num_kv_heads)](
+            q_gate, k, v, q_norm, k_norm, inv_freq, q, keys, values, k_scales, v_scales, bad_v,
+            tokens, position, num_heads, num_kv_heads, s_q_gate, s_k, s_v, s_cache, s_scale, eps,
+            DH=_DH, N=pairs, BT=_BT, FLOAT8=float8, num_warps=4,
         )  # fmt: skip
-        return out
-    bm, bn, warps, stages = _tiles(device, float8)
-    attend_kernel[(num_heads, triton.cdiv(tokens, bm))](
-        q, q_gate, keys, values, k_scales, v_scales, bad_v, out, tokens, position,
-        num_heads, num_kv_heads, s_q_gate, s_cache, s_scale, s_out, scale * _LOG2_E,
-        DH=_DH, BM=bm, BN=bn, FLOAT8=float8, STAGES=stages, num_warps=warps,
-    )  # fmt: skip
+        if backend == "sdpa":
+            attended = scaled_dot_product_attention(
+                q.view(tokens, num_heads, _DH).transpose(0, 1)[None],
+                k_cache[None, :, :tokens],
+                v_cache[None, :, :tokens],
+                is_causal=True,
+                scale=scale,
+                enable_gqa=num_heads != num_kv_heads,
+            )[0].contiguous()
+            gate_kernel[(triton.cdiv(tokens, _BT), num_heads)](
+                attended, q_gate, out, tokens, s_q_gate, s_out,
+                DH=_DH, BT=_BT, num_warps=4,
+            )  # fmt: skip
+            return out
+        bm, bn, warps, stages = _tiles(device, float8)
+        attend_kernel[(num_heads, triton.cdiv(tokens, bm))](
+            q, q_gate, keys, values, k_scales, v_scales, bad_v, out, tokens, position,
+            num_heads, num_kv_heads, s_q_gate, s_cache, s_scale, s_out, scale * _LOG2_E,
+            DH=_DH, BM=bm, BN=bn, FLOAT8=float8, STAGES=stages, num_warps=warps,
+        )  # fmt: skip
     return out
 
 
@@ -270,7 +284,6 @@ def _pairs(inv_freq: torch.Tensor) -> int:
 
 def _check_cache(name: str, cache: torch.Tensor, k_cache: torch.Tensor) -> int:
     """Return the distance between heads in elements."""
-    check_dtype(_OP, name, cache, *_CACHES)
     check_dtype(_OP, name, cache, k_cache.dtype)
     check_shape(_OP, name, cache, tuple(k_cache.shape))
     heads, capacity, _ = cache.shape

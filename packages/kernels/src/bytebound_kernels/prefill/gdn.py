@@ -7,14 +7,17 @@ import triton
 
 from bytebound_kernels.errors import UnsupportedShapeError
 from bytebound_kernels.prefill._check import (
-    ALIGNMENT,
     carve,
+    check_apart,
     check_contiguous,
     check_dtype,
     check_eps,
     check_one_device,
     check_rows,
     check_shape,
+    check_workspace,
+    current_device,
+    parts_bytes,
 )
 from bytebound_kernels.prefill._gdn_kernels import (
     CHUNK,
@@ -53,8 +56,7 @@ def gdn_prefill_workspace_bytes(
         head_dim: K and V.
         dtype: of qkv.
     """
-    parts = _workspace_parts(tokens, key_heads, value_heads, head_dim, dtype)
-    return sum(-(-length * part.itemsize // ALIGNMENT) * ALIGNMENT for length, part in parts)
+    return parts_bytes(_workspace_parts(tokens, key_heads, value_heads, head_dim, dtype))
 
 
 def _workspace_parts(
@@ -114,13 +116,13 @@ def gdn_prefill(
             new one.
 
     Returns:
-        out. The kernels are enqueued on the current stream, not awaited.
+        out. The kernels are enqueued on the current stream of the tensors' device, not awaited.
 
     Raises:
         UnsupportedDtypeError: a dtype has no kernel.
         UnsupportedShapeError: a shape does not fit, K and V differ or are not 16, 32, 64 or 128,
             H does not divide HV, or the workspace is too small.
-        UnsupportedLayoutError: a stride does not fit.
+        UnsupportedLayoutError: strides, alignment, or what is written overlaps another argument.
         UnsupportedDeviceError: host memory, or more than one device.
         UnsupportedTensorError: something is no tensor.
         CudaUnavailableError: this build has no code for the card.
@@ -144,8 +146,10 @@ def gdn_prefill(
 
     Source: _gdn_kernels.py.
     """
-    tokens, channels = _two_dimensional(qkv)
     check_dtype(_OP, "qkv", qkv, *_FLOATS)
+    tokens, channels = _two_dimensional(qkv)
+    check_dtype(_OP, "state", state, torch.float32)
+    check_contiguous(_OP, "state", state)
     key_heads, value_heads, head_dim = _head_counts(channels, state)
     value_dim = value_heads * head_dim
     gates = (qkv.dtype, torch.float32)
@@ -167,52 +171,57 @@ def gdn_prefill(
         check_dtype(_OP, name, tensor, *_FLOATS)
         check_shape(_OP, name, tensor, shape)
         check_contiguous(_OP, name, tensor)
-    check_dtype(_OP, "state", state, torch.float32)
-    check_contiguous(_OP, "state", state)
     check_eps(_OP, eps)
-    if out is None:
-        out = torch.empty((tokens, value_dim), dtype=qkv.dtype, device=qkv.device)
-    check_dtype(_OP, "out", out, qkv.dtype)
-    s_out = check_rows(_OP, "out", out, (tokens, value_dim))
-    tensors = {"qkv": qkv, "z": z, "a": a, "b": b, "state": state, "out": out}
-    tensors |= {name: tensor for name, (tensor, _) in constants.items()}
-    if workspace is not None:
-        tensors["workspace"] = workspace
-    device = check_one_device(_OP, tensors)
+    s_out = value_dim
+    if out is not None:
+        check_dtype(_OP, "out", out, qkv.dtype)
+        s_out = check_rows(_OP, "out", out, (tokens, value_dim))
     parts = _workspace_parts(tokens, key_heads, value_heads, head_dim, qkv.dtype)
-    heads, log_decay, beta, inverse, states = carve(_OP, workspace, device, parts)
+    if workspace is not None:
+        check_workspace(_OP, workspace, parts_bytes(parts))
+    read = {"qkv": qkv, "z": z, "a": a, "b": b}
+    read |= {name: tensor for name, (tensor, _) in constants.items()}
+    written = {"conv_window": read.pop("conv_window"), "state": state}
+    optional = {"out": out, "workspace": workspace}
+    written |= {name: tensor for name, tensor in optional.items() if tensor is not None}
+    in_place = out is not None and (out.data_ptr(), s_out) == (z.data_ptr(), s_z)
+    check_apart(_OP, written, {n: t for n, t in read.items() if n != "z" or not in_place})
+    device = check_one_device(_OP, read | written)
+    if out is None:
+        out = torch.empty((tokens, value_dim), dtype=qkv.dtype, device=device)
+    heads, log_decay, beta, inverse, states = carve(workspace, device, parts)
     if tokens == 0:
         return out
 
     dims = {"H": key_heads, "C": channels, "K": head_dim}
     grid = (triton.cdiv(tokens, _BT), 2 * key_heads + value_heads)
     scale = 1.0 / math.sqrt(head_dim)
-    heads_kernel[grid](
-        qkv, conv_weight, conv_window, heads, tokens, s_qkv, scale, **dims, BT=_BT, num_warps=4
-    )
-    window_kernel[(triton.cdiv(channels, _BC),)](
-        qkv, conv_window, tokens, s_qkv, C=channels, BC=_BC, num_warps=4
-    )
-
-    dims["HV"] = value_heads
     systems = (value_heads, triton.cdiv(tokens, CHUNK))
     wide = qkv.dtype == torch.float32
-    systems_kernel[systems](
-        heads, a, b, a_log, dt_bias, log_decay, beta, inverse, tokens, s_a, s_b,
-        **dims, num_warps=8 if wide else 4,
-    )  # fmt: skip
     # What keeps a block below 99 KiB of shared memory.
     stages, bk = (1, min(32, head_dim)) if wide else (3, min(64, head_dim))
     bv = min(_BV, head_dim)
-    dims["V"] = head_dim
-    states_kernel[(head_dim // bv, value_heads)](
-        heads, log_decay, beta, inverse, state, states, tokens,
-        **dims, BV=bv, STAGES=stages, num_warps=4,
-    )  # fmt: skip
-    outputs_kernel[systems](
-        heads, log_decay, states, z, norm_weight, out, tokens, s_z, s_out, eps,
-        **dims, BK=bk, num_warps=8, num_stages=2,
-    )  # fmt: skip
+    with current_device(device):
+        heads_kernel[grid](
+            qkv, conv_weight, conv_window, heads, tokens, s_qkv, scale, **dims, BT=_BT, num_warps=4
+        )
+        window_kernel[(triton.cdiv(channels, _BC),)](
+            qkv, conv_window, tokens, s_qkv, C=channels, BC=_BC, num_warps=4
+        )
+        dims["HV"] = value_heads
+        systems_kernel[systems](
+            heads, a, b, a_log, dt_bias, log_decay, beta, inverse, tokens, s_a, s_b,
+            **dims, num_warps=8 if wide else 4,
+        )  # fmt: skip
+        dims["V"] = head_dim
+        states_kernel[(head_dim // bv, value_heads)](
+            heads, log_decay, beta, inverse, state, states, tokens,
+            **dims, BV=bv, STAGES=stages, num_warps=4,
+        )  # fmt: skip
+        outputs_kernel[systems](
+            heads, log_decay, states, z, norm_weight, out, tokens, s_z, s_out, eps,
+            **dims, BK=bk, num_warps=8, num_stages=2,
+        )  # fmt: skip
     return out
 
 
