@@ -151,6 +151,12 @@ def test_refuses_with_a_float8_cache(case) -> None:
         attention_prefill(**float8_arguments(**changes))
 
 
+@pytest.mark.parametrize("arguments", [(-1, 4), (1.5, 4), (1, 0), ("1", 4), (1, None)])
+def test_the_workspace_is_of_counts(arguments) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"attention_prefill_workspace_bytes: .* is"):
+        attention_prefill_workspace_bytes(*arguments)
+
+
 def test_the_workspace_holds_q_and_marks() -> None:
     assert attention_prefill_workspace_bytes(0, 24) == 0
     assert attention_prefill_workspace_bytes(2048, 24) == 2048 * 24 * (256 * 2 + 1)

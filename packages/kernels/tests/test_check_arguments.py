@@ -16,6 +16,7 @@ from bytebound_kernels import (
     UnsupportedLayoutError,
     UnsupportedShapeError,
     UnsupportedTensorError,
+    _native,
     argmax,
     dense_matvec,
     embedding_gather,
@@ -33,6 +34,7 @@ from bytebound_kernels import (
     w4_packed_bytes,
     w4_unpack,
 )
+from bytebound_kernels._stream import stream_handle
 from bytebound_kernels._tensor import DTYPE_CODES, view
 
 INT, BYTE, FLOAT, DOUBLE = "torch.int32", "torch.uint8", "torch.float32", "torch.float64"
@@ -153,7 +155,7 @@ def test_workspace_sizes_without_a_device(no_cuda: str) -> None:
 
 
 @pytest.mark.usefixtures("pretend_cuda")
-@pytest.mark.parametrize("device", [2, -1, "0", None, [0]])
+@pytest.mark.parametrize("device", [2, -1, "0", None, [0], 1.0, True])
 def test_workspace_sizes_of_no_such_device(device: Any) -> None:
     for size in (matvec_workspace_bytes, w4_matmul_workspace_bytes):
         with pytest.raises(InvalidArgumentError, match=f"{size.__name__}: device is .* 0 to 1"):
@@ -163,8 +165,8 @@ def test_workspace_sizes_of_no_such_device(device: Any) -> None:
 @pytest.mark.usefixtures("pretend_cuda")
 def test_require_cuda_of_no_such_device() -> None:
     require_cuda("x", 0)
-    for device in (2, 9, -1):
-        with pytest.raises(CudaUnavailableError, match=f"x: device is {device}; expected 0 to 1"):
+    for device in (2, 9, -1, 0.0, "0"):
+        with pytest.raises(CudaUnavailableError, match=f"x: device is {device!r}; expected 0 to 1"):
             require_cuda("x", device)
 
 
@@ -194,6 +196,19 @@ def test_first_row_is_an_integer(fake: Any, first_row: Any) -> None:
         )
 
 
+def test_first_row_of_numpy(fake: Any, launches: dict[str, int], monkeypatch: Any) -> None:
+    numpy = pytest.importorskip("numpy")
+    given: list[Any] = []
+    monkeypatch.setattr(_native, "w4_pack", lambda *_, first_row, **__: given.append(first_row))
+    w4_pack(
+        fake((N, K // 8), INT, pointer=2 * FAR),
+        fake((N, 1), pointer=3 * FAR),
+        out=packed(fake((PACKED_BYTES,), BYTE, pointer=FAR)),
+        first_row=numpy.int64(0),
+    )
+    assert given == [0] and type(given[0]) is int
+
+
 def test_part_is_a_word(fake: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"w4_pack: part is \['gate'\]; expected None"):
         w4_pack(
@@ -211,7 +226,7 @@ def test_sizes_of_a_packed_matrix_are_integers(fake: Any) -> None:
         PackedW4(fake((PACKED_BYTES,), BYTE), N, 100)
 
 
-@pytest.mark.parametrize("eps", ["1e-6", None, [1e-6], float("inf"), -1e-6, True])
+@pytest.mark.parametrize("eps", ["1e-6", None, [1e-6], float("inf"), -1e-6, True, 10**400])
 def test_eps_is_a_number(fake: Any, eps: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"rms_norm: eps is .* number of 0 or"):
         rms_norm(fake((2, K)), fake((K,), pointer=FAR), eps=eps)
@@ -271,8 +286,50 @@ def test_a_plain_tensor_is_no_record(fake: Any, name: str, kind: str) -> None:
         (bk.logprobs_workspace_bytes, (1, 5, -1)),
         (bk.speculative_sample_workspace_bytes, ("7",)),
         (bk.attention_decode_workspace_bytes, (1, 2, -1)),
+        (bk.attention_decode_workspace_bytes, (None, 2, 1)),
+        (bk.gdn_updates_width, ("a", 2)),
+        (bk.gdn_updates_width, (2, 0)),
+        (bk.gdn_updates_width, (2, 4.0)),
     ],
 )
 def test_workspace_sizes_refuse_what_is_no_count(size, arguments) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{size.__name__}: .* is .*; expected"):
         size(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("size", "arguments"),
+    [
+        (bk.argmax_workspace_bytes, (120,)),
+        (bk.sample_workspace_bytes, (120, 100)),
+        (bk.logprobs_workspace_bytes, (120, 100, 20)),
+        (bk.speculative_sample_workspace_bytes, (100,)),
+        (bk.attention_decode_workspace_bytes, (8, 100, 100)),
+        (bk.gdn_updates_width, (16, 48)),
+        (bk.w4_packed_bytes, (100, 128)),
+    ],
+)
+def test_workspace_sizes_of_numpy_integers(size, arguments) -> None:
+    """Of eight bits, in which none of the sizes fits."""
+    numpy = pytest.importorskip("numpy")
+    bytes_of_ints = size(*arguments)
+    given = [numpy.uint8(argument) for argument in arguments]
+    assert size(*given) == bytes_of_ints and type(size(*given)) is int
+
+
+@pytest.mark.usefixtures("pretend_cuda")
+def test_a_device_of_numpy() -> None:
+    numpy = pytest.importorskip("numpy")
+    for size in (matvec_workspace_bytes, w4_matmul_workspace_bytes):
+        assert size(numpy.int64(1)) == size(1)
+    require_cuda("x", numpy.int64(0))
+    with pytest.raises(CudaUnavailableError, match="no code for card 1"):
+        require_cuda("x", numpy.int64(1))
+
+
+def test_a_stream_of_numpy() -> None:
+    numpy = pytest.importorskip("numpy")
+    handle = stream_handle("x", numpy.int64(7), None, 0)
+    assert handle == 7 and type(handle) is int
+    with pytest.raises(InvalidArgumentError, match=r"x: stream is .*-7"):
+        stream_handle("x", numpy.int64(-7), None, 0)

@@ -186,6 +186,25 @@ def test_a_workspace_on_a_card_is_aligned() -> None:
         gdn_prefill(**args)
 
 
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"tokens": -1}, InvalidArgumentError, "tokens is -1; expected an integer of 0 or more"),
+        ({"tokens": "5"}, InvalidArgumentError, "tokens is '5'"),
+        ({"key_heads": 0}, InvalidArgumentError, "key_heads is 0; expected an integer of 1"),
+        ({"value_heads": -3}, InvalidArgumentError, "value_heads is -3"),
+        ({"key_heads": 2}, UnsupportedShapeError, "3 value heads and 2 key heads"),
+        ({"head_dim": 48}, UnsupportedShapeError, "head_dim is 48; expected one of 16, 32"),
+        ({"dtype": "float16"}, UnsupportedDtypeError, "dtype is float16; expected"),
+        ({"dtype": torch.int32}, UnsupportedDtypeError, "dtype is int32; expected float16"),
+    ],
+)
+def test_the_workspace_is_of_what_there_are_kernels_for(changes, error, message) -> None:
+    sizes = {"tokens": T, "key_heads": H, "value_heads": HV, "head_dim": K} | changes
+    with pytest.raises(error, match=f"gdn_prefill_workspace_bytes: .*{message}"):
+        gdn_prefill_workspace_bytes(**sizes)
+
+
 def test_the_workspace_grows_with_the_tokens_and_holds_every_part() -> None:
     sizes = [
         gdn_prefill_workspace_bytes(t, key_heads=16, value_heads=48) for t in (0, 1, 64, 65, 2048)

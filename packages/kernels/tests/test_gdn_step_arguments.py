@@ -165,7 +165,7 @@ def test_pending_refused_on_any_machine(
         (P, {"pending": None}, "only one of pending and num_accepted"),
         (P, {"pending_rows": P + 1}, "pending_rows is 5; expected 0 to 4, the rows of pending"),
         (P, {"pending_rows": -1}, "pending_rows is -1; expected 0 to 4"),
-        (P, {"pending_rows": 2.0}, "pending_rows is of type float; expected int"),
+        (P, {"pending_rows": 2.0}, "pending_rows is 2.0; expected an integer"),
         (0, {"pending_rows": 1}, "pending_rows is 1; expected 0 to 0"),
         (0, {"eps": -1.0}, "eps is -1.0"),
         (0, {"eps": float("nan")}, "eps is nan"),
@@ -238,6 +238,15 @@ def test_rows_to_read_ahead_may_be_fewer_than_there_is_room_for(
     for rows in (0, 1, P):
         gdn_step(**arguments(fake, P), pending_rows=rows)
     assert [one["pending_rows"] for one in launches] == [0, 1, P]
+
+
+def test_numbers_and_switches_of_numpy(fake: Any, launches: list[dict[str, Any]]) -> None:
+    numpy = pytest.importorskip("numpy")
+    given = arguments(fake, P) | {"commit": numpy.bool_(False)}
+    gdn_step(**given, pending_rows=numpy.int64(1), state_settled=numpy.bool_(True))
+    names = ("pending_rows", "commit", "state_settled")
+    assert [launches[0][name] for name in names] == [1, False, True]
+    assert [type(launches[0][name]) for name in names] == [int, bool, bool]
 
 
 def test_out_may_lie_beside_its_inputs_in_a_wider_tensor(

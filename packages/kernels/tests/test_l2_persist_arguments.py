@@ -53,7 +53,7 @@ def test_passes_the_range_on(native: FakeNative, fake: Any) -> None:
 @pytest.mark.parametrize(
     ("num_bytes", "hit_ratio", "error", "text"),
     [
-        (0, 1.0, InvalidArgumentError, "num_bytes is 0; expected 1 or more"),
+        (0, 1.0, InvalidArgumentError, "num_bytes is 0; expected an integer of 1 or more"),
         (True, 1.0, InvalidArgumentError, "num_bytes is True"),
         (2.0, 1.0, InvalidArgumentError, "num_bytes is 2.0"),
         (8, 0.0, InvalidArgumentError, "hit_ratio is 0.0; expected more than 0 and at most 1"),
@@ -69,6 +69,16 @@ def test_refuses_numbers(
     with pytest.raises(error, match=text):
         l2_persist(fake((64,)), num_bytes, stream=0, hit_ratio=hit_ratio)
     assert native.calls == []
+
+
+def test_numbers_of_numpy(native: FakeNative, fake: Any) -> None:
+    numpy = pytest.importorskip("numpy")
+    assert l2_persist(numpy.int64(2048), numpy.int64(100), stream=numpy.int64(3)) == 4096
+    (call,) = native.calls
+    assert call == {
+        "pointer": 2048, "num_bytes": 100, "hit_ratio": 1.0, "device": 0, "stream": 3
+    }  # fmt: skip
+    assert {type(call[name]) for name in ("pointer", "num_bytes", "stream")} == {int}
 
 
 @pytest.mark.parametrize("address", [True, 0, -8])

@@ -176,12 +176,19 @@ def test_what_is_no_tensor_and_no_record_is_refused(
         call(fake, [layer(fake)[1], "norm"])
 
 
-@pytest.mark.parametrize("rows", [0, 9, -1, 1.0, True])
+@pytest.mark.parametrize("rows", [0, 9, -1, 1.0, True, None])
 def test_rows(fake: Any, no_cuda: str, rows: Any) -> None:
     with pytest.raises(INVALID, match="weight_stream: rows is"):
         call(fake, layer(fake), rows=rows)
     with pytest.raises(INVALID, match="weight_stream: rows is"):
         weight_stream_slots(rows, D, asymmetric=False)
+
+
+@pytest.mark.parametrize("ops", [None, 3])
+def test_what_is_no_sequence_of_ops(fake: Any, no_cuda: str, ops: Any) -> None:
+    kind = type(ops).__name__
+    with pytest.raises(TENSOR, match=f"weight_stream: ops is a {kind}; expected a sequence"):
+        call(fake, ops)
 
 
 def test_the_number_of_ops(fake: Any, no_cuda: str) -> None:

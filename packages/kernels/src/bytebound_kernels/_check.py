@@ -54,9 +54,16 @@ def check_finite(op: str, name: str, value: Any, *, not_negative: bool = False) 
         InvalidArgumentError: it is no number, not finite, or below 0 where it must not be.
     """
     is_number = type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))
-    if not is_number or not math.isfinite(value) or (not_negative and value < 0):
+    if not is_number or not _is_finite(value) or (not_negative and value < 0):
         expected = "a finite number" + (" of 0 or more" if not_negative else "")
         raise InvalidArgumentError(f"{op}: {name} is {value!r}; expected {expected}")
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float holds
+        return False
 
 
 def check_kind(op: str, name: str, value: Any, kind: type) -> None:

@@ -6,10 +6,12 @@ before the caller could choose with CUDA_VISIBLE_DEVICES. The first op call, or 
 once, and the process keeps the answer.
 """
 
+import operator
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import SupportsIndex
 
 from bytebound_kernels import _native
 from bytebound_kernels.errors import CudaUnavailableError, InvalidArgumentError
@@ -176,9 +178,10 @@ def require_cuda(op: str, device: int | None = None) -> None:
     found = _availability()
     problem = found.problem
     if not problem and device is not None:
-        if device not in range(len(found.devices)):
+        index = _ordinal(device, found.devices)
+        if index is None:
             raise CudaUnavailableError(f"{op}: {_no_such_device(device, found.devices)}")
-        problem = found.problem_of_device.get(device, "")
+        problem = found.problem_of_device.get(index, "")
     if problem:
         raise CudaUnavailableError(f"{op}: CUDA is not usable: {problem}")
 
@@ -193,9 +196,21 @@ def device_info(op: str, device: int) -> DeviceInfo:
     found = devices()
     if not found:
         require_cuda(op)
-    if isinstance(device, bool) or device not in range(len(found)):
+    index = _ordinal(device, found)
+    if index is None:
         raise InvalidArgumentError(f"{op}: {_no_such_device(device, found)}")
-    return found[device]
+    return found[index]
+
+
+def _ordinal(device: object, found: tuple[DeviceInfo, ...]) -> int | None:
+    """Return the number of a visible device as an int, None where it is none."""
+    if isinstance(device, bool) or not isinstance(device, SupportsIndex):
+        return None
+    try:
+        index = operator.index(device)
+    except TypeError:  # an array of several numbers
+        return None
+    return index if 0 <= index < len(found) else None
 
 
 def _no_such_device(device: object, found: tuple[DeviceInfo, ...]) -> str:

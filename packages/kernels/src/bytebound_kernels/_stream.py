@@ -1,6 +1,7 @@
 """The stream that an op runs on, as the integer that the native side takes."""
 
 import sys
+from numbers import Integral
 from typing import Any
 
 from bytebound_kernels.errors import InvalidArgumentError
@@ -24,8 +25,8 @@ def stream_handle(op: str, stream: Any, tensor: Any, device: int) -> int:
     """
     if stream is None:
         return _current_stream(tensor, device)
-    if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
-        return stream
+    if isinstance(stream, Integral) and not isinstance(stream, bool) and int(stream) >= 0:
+        return int(stream)
     for attribute in ("cuda_stream", "ptr"):
         handle = getattr(stream, attribute, None)
         if isinstance(handle, int):

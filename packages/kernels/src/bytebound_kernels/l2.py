@@ -1,5 +1,6 @@
 """Keeps a range of device memory in the L2 cache, for the kernels of one stream."""
 
+from numbers import Integral
 from typing import Any
 
 from bytebound_kernels import _native
@@ -60,16 +61,15 @@ def l2_persist(memory: Any, num_bytes: int, *, stream: Any, hit_ratio: float = 1
         CudaUnavailableError: CUDA is not usable here.
         CudaError: the driver refuses.
     """
-    if isinstance(num_bytes, bool) or not isinstance(num_bytes, int) or num_bytes < 1:
-        raise InvalidArgumentError(f"{_OP}: num_bytes is {num_bytes!r}; expected 1 or more")
+    num_bytes = check_integer(_OP, "num_bytes", num_bytes, 1)
     check_finite(_OP, "hit_ratio", hit_ratio)
     if not 0.0 < hit_ratio <= 1.0:
         raise InvalidArgumentError(
             f"{_OP}: hit_ratio is {hit_ratio}; expected more than 0 and at most 1"
         )
     tensor_view = None
-    if isinstance(memory, int):
-        check_integer(_OP, "memory", memory, 1)
+    if isinstance(memory, Integral):
+        memory = check_integer(_OP, "memory", memory, 1)
     else:
         tensor_view = view(_OP, "memory", memory, _DTYPES)
     if tensor_view is not None and num_bytes > tensor_view.span_bytes:

@@ -49,7 +49,13 @@ def attention_prefill_workspace_bytes(tokens: int, num_heads: int) -> int:
     Args:
         tokens: T, the rows of the pass. A workspace for more rows serves fewer.
         num_heads: NH.
+
+    Raises:
+        InvalidArgumentError: tokens is no integer of 0 or more, or num_heads none of 1 or more.
     """
+    op = "attention_prefill_workspace_bytes"
+    tokens = check_integer(op, "tokens", tokens, 0)
+    num_heads = check_integer(op, "num_heads", num_heads, 1)
     # There are at most as many heads of values as of queries.
     return parts_bytes(_workspace_parts(tokens, num_heads, num_heads, torch.float16))
 

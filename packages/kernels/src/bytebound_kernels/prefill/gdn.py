@@ -5,7 +5,8 @@ import math
 import torch
 import triton
 
-from bytebound_kernels.errors import UnsupportedShapeError
+from bytebound_kernels._check import check_integer
+from bytebound_kernels.errors import UnsupportedDtypeError, UnsupportedShapeError
 from bytebound_kernels.prefill._check import (
     carve,
     check_apart,
@@ -55,7 +56,31 @@ def gdn_prefill_workspace_bytes(
         value_heads: HV.
         head_dim: K and V.
         dtype: of qkv.
+
+    Raises:
+        InvalidArgumentError: tokens is no integer of 0 or more, or one of the others none of 1 or
+            more.
+        UnsupportedShapeError: head_dim is not 16, 32, 64 or 128, or H does not divide HV.
+        UnsupportedDtypeError: a dtype without a kernel.
     """
+    op = "gdn_prefill_workspace_bytes"
+    tokens = check_integer(op, "tokens", tokens, 0)
+    key_heads = check_integer(op, "key_heads", key_heads, 1)
+    value_heads = check_integer(op, "value_heads", value_heads, 1)
+    head_dim = check_integer(op, "head_dim", head_dim, 1)
+    if head_dim not in _HEAD_DIMS:
+        raise UnsupportedShapeError(
+            f"{op}: head_dim is {head_dim}; expected one of {', '.join(map(str, _HEAD_DIMS))}"
+        )
+    if value_heads % key_heads:
+        raise UnsupportedShapeError(
+            f"{op}: got {value_heads} value heads and {key_heads} key heads; expected a multiple"
+        )
+    if dtype not in _FLOATS:
+        wanted = ", ".join(str(one).removeprefix("torch.") for one in _FLOATS)
+        raise UnsupportedDtypeError(
+            f"{op}: dtype is {str(dtype).removeprefix('torch.')}; expected {wanted}"
+        )
     return parts_bytes(_workspace_parts(tokens, key_heads, value_heads, head_dim, dtype))
 
 

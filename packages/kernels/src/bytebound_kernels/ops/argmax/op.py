@@ -27,9 +27,12 @@ TensorT = TypeVar("TensorT")
 
 
 def argmax_workspace_bytes(rows: int) -> int:
-    """Return the bytes of workspace that a call with this many rows needs."""
-    check_integer("argmax_workspace_bytes", "rows", rows, 0)
-    return rows * _ROW_STATE_BYTES
+    """Return the bytes of workspace that a call with this many rows needs.
+
+    Raises:
+        InvalidArgumentError: rows is no integer of 0 or more.
+    """
+    return check_integer("argmax_workspace_bytes", "rows", rows, 0) * _ROW_STATE_BYTES
 
 
 def argmax(

@@ -61,15 +61,18 @@ def attention_decode_workspace_bytes(rows: int, num_heads: int, max_positions: i
     Raises:
         InvalidArgumentError: a number is out of its range.
     """
+    counts = []
     for name, value, limit in (
         ("rows", rows, _MAX_ROWS),
         ("num_heads", num_heads, _MAX_HEADS),
         ("max_positions", max_positions, _MAX_POSITIONS),
     ):
-        if check_integer("attention_decode_workspace_bytes", name, value, 1) > limit:
+        counts.append(check_integer("attention_decode_workspace_bytes", name, value, 1))
+        if counts[-1] > limit:
             raise InvalidArgumentError(
                 f"attention_decode_workspace_bytes: {name} is {value}; expected 1 to {limit}"
             )
+    rows, num_heads, max_positions = counts
     vectors = rows * num_heads
     pieces = vectors * _num_leaves(max_positions)
     return _aligned(pieces * 8) + pieces * _DH * 4

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 from bytebound_kernels import _native
 from bytebound_kernels._check import (
     check_finite,
+    check_integer,
     check_kind,
     common_device,
     no_overlap,
@@ -104,7 +105,13 @@ class _RowViews(NamedTuple):
 
 
 def gdn_updates_width(h: int, hv: int) -> int:
-    """Floats of a row of ``GdnPending.updates`` for H key heads and HV value heads."""
+    """Return the floats of a row of ``GdnPending.updates`` for H key heads and HV value heads.
+
+    Raises:
+        InvalidArgumentError: one of them is no integer of 1 or more.
+    """
+    h = check_integer("gdn_updates_width", "h", h, 1)
+    hv = check_integer("gdn_updates_width", "hv", hv, 1)
     return (h + hv) * _HEAD_DIM + -(-hv // 4) * 4
 
 
@@ -266,8 +273,8 @@ def gdn_step(
         hv=hv,
         dtype=DTYPE_CODES[dtype],
         eps=eps,
-        commit=commit,
-        state_settled=state_settled,
+        commit=bool(commit),
+        state_settled=bool(state_settled),
         device=device,
         stream=stream_handle(_OP, stream, rows.qkv, device),
     )
@@ -326,9 +333,7 @@ def _view_pending(
 def _check_pending_rows(pending_rows: int | None, most: int) -> int:
     if pending_rows is None:
         return most
-    if isinstance(pending_rows, bool) or not isinstance(pending_rows, int):
-        kind = type(pending_rows).__name__
-        raise InvalidArgumentError(f"{_OP}: pending_rows is of type {kind}; expected int")
+    pending_rows = check_integer(_OP, "pending_rows", pending_rows)
     if not 0 <= pending_rows <= most:
         raise InvalidArgumentError(
             f"{_OP}: pending_rows is {pending_rows}; expected 0 to {most}, the rows of pending"

@@ -28,9 +28,15 @@ TensorT = TypeVar("TensorT")
 
 
 def logprobs_workspace_bytes(rows: int, n: int, num_top: int) -> int:
-    """Return the bytes of workspace for R rows of N logits and this many of the likeliest ids."""
-    for name, value in (("rows", rows), ("n", n), ("num_top", num_top)):
+    """Return the bytes of workspace for R rows of N logits and this many of the likeliest ids.
+
+    Raises:
+        InvalidArgumentError: one of them is no integer of 0 or more.
+    """
+    rows, n, num_top = (
         check_integer("logprobs_workspace_bytes", name, value, 0)
+        for name, value in (("rows", rows), ("n", n), ("num_top", num_top))
+    )
     return rows * (16 + -(-n // _SLICE) * (16 + 8 * num_top))
 
 

@@ -40,9 +40,15 @@ class Purpose(IntEnum):
 
 
 def sample_workspace_bytes(rows: int, n: int) -> int:
-    """Return the bytes of workspace for R rows of N logits."""
-    for name, value in (("rows", rows), ("n", n)):
+    """Return the bytes of workspace for R rows of N logits.
+
+    Raises:
+        InvalidArgumentError: one of them is no integer of 0 or more.
+    """
+    rows, n = (
         check_integer("sample_workspace_bytes", name, value, 0)
+        for name, value in (("rows", rows), ("n", n))
+    )
     bytes_of_slices = -(-n // _SLICE) * 8
     return rows * -(-(_STATE_BYTES + _HISTOGRAM_BYTES + bytes_of_slices) // 16) * 16
 

@@ -25,8 +25,12 @@ TensorT = TypeVar("TensorT")
 
 
 def speculative_sample_workspace_bytes(n: int) -> int:
-    """Return the bytes of workspace for a vocabulary of N ids."""
-    check_integer("speculative_sample_workspace_bytes", "n", n, 0)
+    """Return the bytes of workspace for a vocabulary of N ids.
+
+    Raises:
+        InvalidArgumentError: n is no integer of 0 or more.
+    """
+    n = check_integer("speculative_sample_workspace_bytes", "n", n, 0)
     return 16 + -(-n // _SLICE) * 8
 
 

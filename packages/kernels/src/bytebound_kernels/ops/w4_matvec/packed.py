@@ -169,7 +169,7 @@ def w4_pack(
     if zero_point is not None:
         words = -(-n // _CODES_PER_WORD)
         read.append(packed_view(_OP, "zero_point", zero_point, "int32", (words, groups)))
-    _check_place(out, n, first_row, part)
+    first_row = _check_place(out, n, first_row, part)
     for tensor in read:
         no_overlap(_OP, data, tensor)
 
@@ -192,7 +192,8 @@ def w4_pack(
     return out
 
 
-def _check_place(out: PackedW4, n: int, first_row: int, part: str | None) -> None:
+def _check_place(out: PackedW4, n: int, first_row: int, part: str | None) -> int:
+    """Return first_row as an int, checked against what out has room for."""
     first_row = check_integer(_OP, "first_row", first_row)
     if not (part is None or isinstance(part, str)) or part not in _PARTS:
         raise InvalidArgumentError(f"{_OP}: part is {part!r}; expected None, 'gate' or 'up'")
@@ -210,3 +211,4 @@ def _check_place(out: PackedW4, n: int, first_row: int, part: str | None) -> Non
         raise UnsupportedShapeError(
             f"{_OP}: {n} rows from row {first_row} on do not fit; expected rows 0 to {out.n - 1}"
         )
+    return first_row

@@ -1,6 +1,6 @@
 """The checked front of the weight stream (csrc/weight_stream.h)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bytebound_kernels import _native
@@ -17,6 +17,7 @@ from bytebound_kernels.errors import (
     InvalidArgumentError,
     UnsupportedDeviceError,
     UnsupportedShapeError,
+    UnsupportedTensorError,
 )
 from bytebound_kernels.ops.weight_stream.checks import OP, check_op
 from bytebound_kernels.ops.weight_stream.order import check_order
@@ -57,6 +58,11 @@ class StreamProgram:
         Raises:
             As ``weight_stream``.
         """
+        if not isinstance(ops, Iterable):
+            raise UnsupportedTensorError(
+                f"{OP}: ops is a {type(ops).__qualname__}; expected a sequence of ops or a "
+                f"StreamProgram"
+            )
         self.ops = tuple(ops)
         if not 1 <= len(self.ops) <= STREAM_MAX_OPS:
             raise InvalidArgumentError(
@@ -81,7 +87,7 @@ class StreamProgram:
 
     def run(self, *, rows: int, workspace: Any, clock: Any = None, stream: Any = None) -> None:
         """Launch the ops; arguments and effect as of ``weight_stream``."""
-        _check_rows(rows)
+        rows = _check_rows(rows)
         scratch = workspace_view(OP, workspace, weight_stream_workspace_bytes(self.device))
         extra = [scratch]
         if clock is not None:
@@ -137,10 +143,10 @@ def weight_stream_slots(rows: int, d: int, *, asymmetric: bool, device: int = 0)
         CudaUnavailableError: CUDA cannot be used here; the message says why.
         InvalidArgumentError: rows, d or device.
     """
-    _check_rows(rows)
-    check_integer(OP, "d", d, 0)
+    rows, d = _check_rows(rows), check_integer(OP, "d", d, 0)
     require_cuda(OP)
-    require_cuda(OP, device_info(OP, device).index)
+    device = device_info(OP, device).index
+    require_cuda(OP, device)
     return int(_native.weight_stream_slots(rows, d, bool(asymmetric), device))
 
 
@@ -212,9 +218,11 @@ def weight_stream(
     program.run(rows=rows, workspace=workspace, clock=clock, stream=stream)
 
 
-def _check_rows(rows: int) -> None:
-    if not 1 <= check_integer(OP, "rows", rows) <= MAX_ROWS:
+def _check_rows(rows: int) -> int:
+    rows = check_integer(OP, "rows", rows)
+    if not 1 <= rows <= MAX_ROWS:
         raise InvalidArgumentError(f"{OP}: rows is {rows}; expected 1 to {MAX_ROWS}")
+    return rows
 
 
 def _require_capability(device: int) -> None:
