@@ -12,13 +12,12 @@ constexpr int kAdjustRepetition = 0;  // penalty over prompt and completion, abo
 constexpr int kAdjustPresence = 1;    // subtracted once; 0: none
 constexpr int kAdjustFrequency = 2;   // subtracted per occurrence; 0: none
 constexpr int kAdjustMinTokens = 3;   // end ids are masked until so many ids were generated
-constexpr int kAdjustWords = 4;
 
 // Sorted lists are not needed. An id outside 0 .. N-1 is skipped, so a list may be padded with -1.
 struct LogitAdjustParams {
   const float* logits;            // [R, N], row_stride elements from row to row
   float* out;                     // [R, N], out_row_stride elements apart; may be logits itself
-  const double* settings;         // [kAdjustWords]
+  const double* settings;         // [4]
   const std::uint8_t* seen;       // [N]: 1 for ids of prompt and completion; null: none
   const std::int32_t* counts;     // [N]: occurrences in the completion; null: none
   const std::int32_t* generated;  // [1]: ids of the completion so far; null: 0

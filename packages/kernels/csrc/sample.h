@@ -12,11 +12,10 @@ constexpr int kSampleTemperature = 0;  // 0 is greedy
 constexpr int kSampleTopK = 1;         // a whole number; 0, or N and more, keeps all
 constexpr int kSampleTopP = 2;         // above 0; 1 keeps all
 constexpr int kSampleMinP = 3;         // 0 keeps all
-constexpr int kSampleWords = 4;
 
 struct SampleParams {
   const float* logits;           // [R, N], row_stride elements from row to row
-  const double* settings;        // [kSampleWords]
+  const double* settings;        // [4]
   const std::int64_t* seed;      // [1]
   const std::int32_t* position;  // [1]: row r draws with the number of position + offset + r
   std::int32_t* out;             // [R]

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "cycle.h"
 #include "status.h"
 
 namespace bytebound {

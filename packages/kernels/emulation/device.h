@@ -189,9 +189,6 @@ inline unsigned __float_as_uint(float value) {
 inline float __int_as_float(int bits) {
   return ::emulation::bits_as<float>(bits);
 }
-inline int __float_as_int(float value) {
-  return ::emulation::bits_as<int>(value);
-}
 inline double __longlong_as_double(long long v) {
   return ::emulation::bits_as<double>(v);
 }
@@ -203,9 +200,6 @@ inline int __ffs(int bits) {
 }
 inline int __popc(unsigned bits) {
   return __builtin_popcount(bits);
-}
-inline int __clz(int bits) {
-  return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits));
 }
 inline unsigned __umulhi(unsigned a, unsigned b) {
   return static_cast<unsigned>(static_cast<std::uint64_t>(a) * b >> 32);
@@ -237,14 +231,8 @@ inline float __fsub_rn(float a, float b) {
 inline float __fdiv_rn(float a, float b) {
   return a / b;
 }
-inline float __fmaf_rn(float a, float b, float c) {
-  return fmaf(a, b, c);
-}
 inline double __dmul_rn(double a, double b) {
   return a * b;
-}
-inline double __dadd_rn(double a, double b) {
-  return a + b;
 }
 inline double __dsub_rn(double a, double b) {
   return a - b;
