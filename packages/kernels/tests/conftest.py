@@ -97,6 +97,9 @@ class FakeBackend:
     def upload(self, content: bytes) -> int:
         return self.allocate(len(content))
 
+    def set_bits(self, pointer: int, num_bytes: int, stream: int) -> None:
+        pass
+
     def time_graph(self, enqueue: Callable[[int], None], samples: int) -> list[float]:
         enqueue(0)
         return [1e-3] * samples

@@ -8,13 +8,23 @@ from typing import Any
 
 import pytest
 import render_results
-from bytebound_kernels import CudaError, DeviceInfo, _native, bench
+from bytebound_kernels import (
+    STREAM_MAX_OPS,
+    CudaError,
+    DeviceInfo,
+    StreamProduct,
+    _native,
+    bench,
+)
+from bytebound_kernels._tensor import TensorView
 from bytebound_kernels.bench import __main__ as command_line
-from bytebound_kernels.bench import small_ops
+from bytebound_kernels.bench import small_ops, weight_stream
 from bytebound_kernels.bench.__main__ import main
 from bytebound_kernels.bench.groups import GROUPS, Group
-from bytebound_kernels.bench.memory import DeviceArray, _Device
+from bytebound_kernels.bench.memory import BenchError, DeviceArray, _Device
 from bytebound_kernels.bench.report import Metric, report, table
+from bytebound_kernels.ops.weight_stream.checks import check_op
+from bytebound_kernels.ops.weight_stream.order import check_order
 
 METRICS = [
     Metric("read_gb_s", "GB/s", "higher", [3000.0, 3100.0, 2900.0], 3.0, {"bytes": 1 << 30}),
@@ -159,6 +169,10 @@ FIXED_NAMES = {
         for dtype in ("", ".bfloat16")
         for r in (1, 5)
     ),
+    *(f"weight_stream.rows{r}.{what}" for r in (1, 5) for what in ("us", "percent_of_read")),
+    *(f"w4_pack.{matrix}.us" for matrix in ("gate", "down")),
+    *(f"speculative_sample.rows5.{drafts}.us" for drafts in ("all_stand", "none_stands")),
+    "history_append.ids5.us",
     "gdn_step.over_state_traffic",
     "attention_32k_bf16.percent_of_read",
 }
@@ -184,6 +198,85 @@ def test_every_group_measures_what_the_results_are_looked_up_by(
     assert set(names) >= FIXED_NAMES
     assert all(len(metric.samples) == 2 and metric.samples[0] > 0 for metric in metrics)
     assert len(table(metrics, 3000.0).splitlines()) == 1 + len(metrics)
+    left_out = {"read_bandwidth", "w4_matmul", "w4_unpack"}
+    assert {name for name, count in launches.items() if count == 0} == left_out
+
+
+def test_the_layers_of_the_stream_are_as_many_ops_as_a_launch_takes(fake_backend: Any) -> None:
+    layers = weight_stream._Layers(fake_backend, rows=5)
+    assert len(layers.ops) == STREAM_MAX_OPS
+    check_order([check_op(i, op) for i, op in enumerate(layers.ops)])
+    weights = [op.weight for op in layers.ops if isinstance(op, StreamProduct)]
+    sizes = {(weight.n, weight.k, weight.interleaved) for weight in weights}
+    assert sizes == {
+        (16384, 5120, False),
+        (5120, 6144, False),
+        (17408, 5120, True),
+        (5120, 17408, False),
+    }
+    packed = sum(weight.data.shape[0] for weight in weights)
+    assert layers.bytes == packed + 4 * (96 * 5120 * 2 + 2 * 48 * 128 * 128 * 4)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_before_a_launch_of_the_stream_all_is_set_that_is_handed_over(
+    monkeypatch: pytest.MonkeyPatch, fake_backend: Any, rows: int
+) -> None:
+    calls: list[Any] = []
+
+    class Program:
+        def __init__(self, ops: list[Any]) -> None:
+            self.checked = [check_op(i, op) for i, op in enumerate(ops)]
+
+        def run(self, **arguments: Any) -> None:
+            assert arguments["rows"] == rows
+            calls.append(self.checked)
+
+    monkeypatch.setattr(weight_stream, "StreamProgram", Program)
+    monkeypatch.setattr(fake_backend, "set_bits", lambda *given: calls.append(given))
+    weight_stream._measure(fake_backend, None, rows, 1, 3000.0)
+    assert len(calls) == 2 * weight_stream._LAUNCHES
+    start, num_bytes, _ = calls[0]
+
+    def inside(tensor: TensorView) -> bool:
+        """Whether the rows of the launch are set; the others are none of its."""
+        stride = tensor.strides[0] * tensor.itemsize
+        last = tensor.pointer + (rows - 1) * stride + tensor.shape[1] * tensor.itemsize
+        return start <= tensor.pointer and last <= start + num_bytes
+
+    def apart(tensor: TensorView) -> bool:
+        return tensor.pointer + tensor.span_bytes <= start or start + 8 * num_bytes // rows <= (
+            tensor.pointer
+        )
+
+    handed_over = set()
+    for op in calls[1]:
+        for tensor in (*op.constants, *op.results[1:], *([op.state] if op.state else [])):
+            assert apart(tensor), tensor
+        for tensor in op.results[:1]:
+            assert inside(tensor), tensor
+            handed_over.add((tensor.pointer, tensor.shape))
+    reads = [tensor for op in calls[1] for tensor in op.reads]
+    assert [apart(tensor) for tensor in reads].count(True) == 1  # what comes from before
+    assert len(handed_over) == 6 * weight_stream._LAYERS
+
+
+def test_a_card_without_the_stream_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, fake_backend: Any
+) -> None:
+    monkeypatch.setattr(weight_stream, "weight_stream_slots", lambda *_, **__: 0)
+    card = DeviceInfo(0, "card 0", (8, 9), 132, 50 << 20, 80 << 30)
+    with pytest.raises(BenchError, match=r"card 0 \(sm_89\) has no weight stream"):
+        weight_stream.measure_weight_stream(fake_backend, card, 1, 3000.0)
+
+
+def test_columns_of_a_device_array() -> None:
+    array = DeviceArray(1 << 12, (4, 8), "float32", _Device("cuda", 0))
+    part = array.columns(2, 3)
+    assert (part.data_ptr(), part.shape, part.stride()) == ((1 << 12) + 8, (4, 3), (8, 1))
+    apart = array.columns(0, 8, row_stride=100)
+    assert apart.stride() == (100, 1) and apart.columns(1, 2).stride() == (100, 1)
+    assert apart.at(0, (3, 2)).stride() == (2, 1)
 
 
 def test_a_device_array_is_contiguous_and_relocatable() -> None:

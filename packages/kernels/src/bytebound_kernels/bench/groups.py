@@ -55,6 +55,7 @@ GROUPS = (
         "measure_rms_norm_project",
     ),
     Group("w4", "4-bit matrix times a few rows", "w4_matvec", "measure_w4_matvec"),
+    Group("w4_pack", "4-bit matrix into packed form", "w4_pack", "measure_w4_pack"),
     Group("dense", "16-bit matrix times a few rows", "dense_matvec", "measure_dense_matvec"),
     Group("gdn_step", "Gated DeltaNet of a decode step", "gdn_step", "measure_gdn_step"),
     Group(
@@ -64,7 +65,16 @@ GROUPS = (
         "measure_attention_decode",
     ),
     Group(
-        "small", "gather, argmax, sampling, acceptance, windows", "small_ops", "measure_small_ops"
+        "weight_stream",
+        "layers of a decode step as one kernel",
+        "weight_stream",
+        "measure_weight_stream",
+    ),
+    Group(
+        "small",
+        "gather, argmax, sampling, history, acceptance, windows",
+        "small_ops",
+        "measure_small_ops",
     ),
     Group("prefill", "passes over many tokens (PyTorch, Triton)", "prefill", "measure_prefill"),
     Group("w4_matmul", "4-bit matrix times many rows", "w4_matmul", "measure_w4_matmul"),

@@ -27,6 +27,7 @@ __all__ = [
 
 # A value whose bytes, repeated, make an ordinary number of every dtype: 1.06, 0.0115, 0.0115.
 _FILL_BYTE = 0x3C
+_ITEMSIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4}
 
 
 class BenchError(KernelError, RuntimeError):
@@ -41,12 +42,16 @@ class _Device:
 
 @dataclass(frozen=True, slots=True)
 class DeviceArray:
-    """A contiguous array in memory that somebody else owns; enough of a tensor for an op."""
+    """An array in memory that somebody else owns; enough of a tensor for an op.
+
+    It is contiguous, but that rows [R, N] may lie ``row_stride`` elements apart.
+    """
 
     pointer: int
     shape: tuple[int, ...]
     dtype: str
     device: _Device
+    row_stride: int | None = None
 
     def data_ptr(self) -> int:
         """Return the address of the first element."""
@@ -54,6 +59,8 @@ class DeviceArray:
 
     def stride(self) -> tuple[int, ...]:
         """Return the strides in elements."""
+        if self.row_stride is not None:
+            return (self.row_stride, 1)
         strides, step = [], 1
         for size in reversed(self.shape):
             strides.append(step)
@@ -62,7 +69,17 @@ class DeviceArray:
 
     def at(self, offset_bytes: int, shape: tuple[int, ...]) -> "DeviceArray":
         """Return an array of another shape within the same memory."""
-        return replace(self, pointer=self.pointer + offset_bytes, shape=shape)
+        return replace(self, pointer=self.pointer + offset_bytes, shape=shape, row_stride=None)
+
+    def columns(self, first: int, count: int, *, row_stride: int | None = None) -> "DeviceArray":
+        """Return columns of rows [R, N], which lie row_stride elements apart; None: as they do."""
+        itemsize = _ITEMSIZES[self.dtype]
+        return replace(
+            self,
+            pointer=self.pointer + first * itemsize,
+            shape=(self.shape[0], count),
+            row_stride=self.stride()[0] if row_stride is None else row_stride,
+        )
 
 
 class Backend(Protocol):
@@ -83,6 +100,10 @@ class Backend(Protocol):
         """Allocate device memory with this content; return its address."""
         ...
 
+    def set_bits(self, pointer: int, num_bytes: int, stream: int) -> None:
+        """Enqueue the setting of every bit at the start of memory that allocate returned."""
+        ...
+
     def time_graph(self, enqueue: Callable[[int], None], samples: int) -> list[float]:
         """Capture what enqueue(stream) launches; replay it; return the seconds of each replay."""
         ...
@@ -95,7 +116,7 @@ class TorchBackend:
         self.name = f"torch {torch.__version__}"
         self.device = int(torch.cuda.current_device())
         self._torch = torch
-        self._owned: list[Any] = []
+        self._owned: dict[int, Any] = {}
 
     def free_bytes(self) -> int:
         """Return the free device memory."""
@@ -104,14 +125,23 @@ class TorchBackend:
     def allocate(self, num_bytes: int) -> int:
         """Allocate filled memory and return its address."""
         memory = self._torch.empty(num_bytes, dtype=self._torch.uint8, device="cuda")
-        self._owned.append(memory.fill_(_FILL_BYTE))
-        return int(memory.data_ptr())
+        return self._own(memory.fill_(_FILL_BYTE))
 
     def upload(self, content: bytes) -> int:
         """Allocate memory with this content and return its address."""
         host = self._torch.frombuffer(bytearray(content), dtype=self._torch.uint8)
-        self._owned.append(host.cuda())
-        return int(self._owned[-1].data_ptr())
+        return self._own(host.cuda())
+
+    def _own(self, memory: Any) -> int:
+        pointer = int(memory.data_ptr())
+        self._owned[pointer] = memory
+        return pointer
+
+    def set_bits(self, pointer: int, num_bytes: int, stream: int) -> None:
+        """Set every bit at the start of allocated memory."""
+        cuda = self._torch.cuda
+        with cuda.stream(cuda.ExternalStream(stream)):
+            self._owned[pointer][:num_bytes].fill_(255)
 
     def time_graph(self, enqueue: Callable[[int], None], samples: int) -> list[float]:
         """Capture, replay and time."""
@@ -163,6 +193,10 @@ class CupyBackend:
         memory.copy_from_host(ctypes.cast(host, ctypes.c_void_p), len(content))
         self._owned.append(memory)
         return int(memory.ptr)
+
+    def set_bits(self, pointer: int, num_bytes: int, stream: int) -> None:
+        """Set every bit at the start of allocated memory."""
+        self._cupy.cuda.runtime.memsetAsync(pointer, 255, num_bytes, stream)
 
     def time_graph(self, enqueue: Callable[[int], None], samples: int) -> list[float]:
         """Capture, replay and time."""

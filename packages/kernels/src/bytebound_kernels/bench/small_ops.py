@@ -4,6 +4,7 @@ Logits are as the step has them: written just before, so in the L2 where that is
 launches of a sample take turns on a few buffers.
 """
 
+import math
 import random
 from array import array
 from collections.abc import Callable, Sequence
@@ -15,10 +16,15 @@ from bytebound_kernels.bench.report import Metric
 from bytebound_kernels.ops.argmax import argmax, argmax_workspace_bytes
 from bytebound_kernels.ops.embedding_gather import embedding_gather
 from bytebound_kernels.ops.gdn_keep import gdn_keep
+from bytebound_kernels.ops.history_append import history_append
 from bytebound_kernels.ops.logit_adjust import logit_adjust
 from bytebound_kernels.ops.logprobs import logprobs, logprobs_workspace_bytes
 from bytebound_kernels.ops.sample import sample, sample_workspace_bytes
 from bytebound_kernels.ops.speculative_accept import CYCLE_HEADER, speculative_accept
+from bytebound_kernels.ops.speculative_sample import (
+    speculative_sample,
+    speculative_sample_workspace_bytes,
+)
 
 __all__ = ["measure_small_ops"]
 
@@ -66,6 +72,14 @@ class _Memory:
         row = array("f", (self._random.gauss(0.0, 2.5) for _ in range(_VOCAB)))
         pointer = self._backend.upload(row.tobytes() * rows)
         return device_array(self._backend, pointer, (rows, _VOCAB), "float32")
+
+    def weights(self, rows: int, num_zeros: int = 0) -> tuple[DeviceArray, DeviceArray]:
+        """Return the weights of such logits, 0 for the first ids, and the sum of each row."""
+        row = array("d", (math.exp(self._random.gauss(0.0, 2.5)) for _ in range(_VOCAB)))
+        row[:num_zeros] = array("d", bytes(8 * num_zeros))
+        pointer = self._backend.upload(row.tobytes() * rows)
+        weights = device_array(self._backend, pointer, (rows, _VOCAB), "float64")
+        return weights, self.of([sum(row)] * rows, "d", "float64")
 
 
 def _timed(
@@ -215,6 +229,55 @@ def _measure_accept(backend: Backend, samples: int, memory: _Memory) -> Metric:
     return _timed(backend, samples, f"speculative_accept.rows{_ROWS}", num_bytes, enqueue)
 
 
+def _measure_history(backend: Backend, samples: int, memory: _Memory) -> Metric:
+    ids, num_ids = memory.ids(_ROWS), memory.ints([_ROWS])
+    seen, counts = memory.zeros(_VOCAB), memory.ints([0] * _VOCAB)
+
+    def enqueue(_: int, stream: int) -> None:
+        history_append(ids, num_ids, seen=seen, counts=counts, stream=stream)
+
+    # An id is read, its mark written, its count read and written.
+    num_bytes = 4 + _ROWS * (4 + 1 + 8)
+    return _timed(backend, samples, f"history_append.ids{_ROWS}", num_bytes, enqueue)
+
+
+def _measure_sampled_acceptance(
+    backend: Backend, samples: int, memory: _Memory, *, stand: bool
+) -> Metric:
+    """Time cycles in which all drafts stand, or the first one does not.
+
+    The row that the next token is drawn from is read, and with a refusal the draft's row too. A
+    draft that was drawn from the target itself stands; one that the target never says does not.
+    """
+    drafts = memory.ints(range(_ROWS - 1))
+    buffers = []
+    for _ in range(_BUFFERS):
+        weights, totals = memory.weights(_ROWS, 0 if stand else _ROWS - 1)
+        drawn = weights.at(0, (_ROWS - 1, _VOCAB)), totals.at(0, (_ROWS - 1,))
+        buffers.append((weights, totals, *(drawn if stand else memory.weights(_ROWS - 1))))
+    seed = memory.of([7], "q", "int64")
+    cycle, output = memory.ints([0] * (CYCLE_HEADER + _ROWS)), memory.ints([0] * 1024)
+    workspace = memory.zeros(speculative_sample_workspace_bytes(_VOCAB))
+
+    def enqueue(i: int, stream: int) -> None:
+        weights, totals, draft_weights, draft_totals = buffers[i % _BUFFERS]
+        speculative_sample(
+            weights,
+            totals,
+            drafts,
+            seed=seed,
+            cycle=cycle,
+            workspace=workspace,
+            draft_weights=draft_weights,
+            draft_totals=draft_totals,
+            output=output,
+            stream=stream,
+        )
+
+    name = f"speculative_sample.rows{_ROWS}.{'all_stand' if stand else 'none_stands'}"
+    return _timed(backend, samples, name, 8 * _VOCAB * (1 if stand else 2), enqueue)
+
+
 def _measure_keep(backend: Backend, samples: int, memory: _Memory) -> Metric:
     def rows(count: int, width: int) -> DeviceArray:
         return memory.empty((count, _LAYERS, width), "bfloat16")
@@ -255,6 +318,9 @@ def measure_small_ops(backend: Backend, device: DeviceInfo, samples: int) -> lis
         _measure_sample(backend, samples, memory, "top_k_top_p", (0.7, 20, 0.95, 0.0), True),
         _measure_adjust(backend, samples, memory),
         _measure_logprobs(backend, samples, memory),
+        _measure_history(backend, samples, memory),
         _measure_accept(backend, samples, memory),
+        _measure_sampled_acceptance(backend, samples, memory, stand=True),
+        _measure_sampled_acceptance(backend, samples, memory, stand=False),
         _measure_keep(backend, samples, memory),
     ]
