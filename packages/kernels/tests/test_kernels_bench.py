@@ -12,6 +12,7 @@ from bytebound_kernels import (
     STREAM_MAX_OPS,
     CudaError,
     DeviceInfo,
+    StreamGatedDelta,
     StreamProduct,
     _native,
     bench,
@@ -214,6 +215,15 @@ def test_the_layers_of_the_stream_are_as_many_ops_as_a_launch_takes(fake_backend
         (17408, 5120, True),
         (5120, 17408, False),
     }
+    for delta in (op for op in layers.ops if isinstance(op, StreamGatedDelta)):
+        parts = [(x.pointer, x.shape[1]) for x in (*delta.rows, delta.z)]
+        (projected, _), (gates, _) = parts[0], parts[1]
+        assert parts == [
+            (projected, 10240),
+            (gates, 48),
+            (gates + 2 * 48, 48),
+            (projected + 2 * 10240, 6144),
+        ]
     packed = sum(weight.data.shape[0] for weight in weights)
     assert layers.bytes == packed + 4 * (96 * 5120 * 2 + 2 * 48 * 128 * 128 * 4)
 
