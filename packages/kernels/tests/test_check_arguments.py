@@ -226,6 +226,12 @@ def test_sizes_of_a_packed_matrix_are_integers(fake: Any) -> None:
         PackedW4(fake((PACKED_BYTES,), BYTE), N, 100)
 
 
+def test_sizes_of_a_packed_matrix_may_be_numpy_s(fake: Any) -> None:
+    numpy = pytest.importorskip("numpy")
+    weight = PackedW4(fake((PACKED_BYTES,), BYTE), numpy.uint8(200), numpy.uint8(128))
+    assert (2 * weight.n, 2 * weight.k) == (400, 256)
+
+
 @pytest.mark.parametrize("eps", ["1e-6", None, [1e-6], float("inf"), -1e-6, True, 10**400])
 def test_eps_is_a_number(fake: Any, eps: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"rms_norm: eps is .* number of 0 or"):

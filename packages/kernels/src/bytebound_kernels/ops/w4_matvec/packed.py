@@ -96,6 +96,8 @@ class PackedW4:
 
     def __post_init__(self) -> None:
         w4_packed_bytes(self.n, self.k)
+        for name in ("n", "k"):  # a NumPy integer of few bits would overflow in what is made of it
+            object.__setattr__(self, name, int(getattr(self, name)))
         if self.scale_dtype not in ("float16", "bfloat16"):
             raise InvalidArgumentError(
                 f"PackedW4: scale_dtype is {self.scale_dtype!r}; expected 'float16' or 'bfloat16'"
