@@ -26,7 +26,7 @@ __all__ = [
     "check_rows",
     "check_shape",
     "check_workspace",
-    "current_device",
+    "on_device",
     "parts_bytes",
 ]
 
@@ -124,7 +124,7 @@ def check_one_device(op: str, tensors: dict[str, torch.Tensor]) -> torch.device:
     return tensor.device
 
 
-def current_device(device: torch.device) -> AbstractContextManager[object]:
+def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Make a card current for a while: Triton launches on the current one and on its stream."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 

@@ -28,7 +28,7 @@ from bytebound_kernels.prefill._check import (
     check_rows,
     check_shape,
     check_workspace,
-    current_device,
+    on_device,
     parts_bytes,
 )
 
@@ -208,7 +208,7 @@ def attention_prefill(
     keys, values = (c.view(torch.uint8) if float8 else c for c in (k_cache, v_cache))
     # Without scales any pointer does: the kernels never read it.
     k_scales, v_scales = (q if s is None else s for s in (k_scale, v_scale))
-    with current_device(device):
+    with on_device(device):
         append_kernel[(triton.cdiv(tokens, _BT), num_heads + 2 * num_kv_heads)](
             q_gate, k, v, q_norm, k_norm, inv_freq, q, keys, values, k_scales, v_scales, bad_v,
             tokens, position, num_heads, num_kv_heads, s_q_gate, s_k, s_v, s_cache, s_scale, eps,

@@ -17,7 +17,7 @@ from bytebound_kernels.prefill._check import (
     check_rows,
     check_shape,
     check_workspace,
-    current_device,
+    on_device,
     parts_bytes,
 )
 from bytebound_kernels.prefill._gdn_kernels import (
@@ -226,7 +226,7 @@ def gdn_prefill(
     # What keeps a block below 99 KiB of shared memory.
     stages, bk = (1, min(32, head_dim)) if wide else (3, min(64, head_dim))
     bv = min(_BV, head_dim)
-    with current_device(device):
+    with on_device(device):
         heads_kernel[grid](
             qkv, conv_weight, conv_window, heads, tokens, s_qkv, scale, **dims, BT=_BT, num_warps=4
         )
