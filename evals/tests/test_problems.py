@@ -4,7 +4,7 @@ import datasets
 import pytest
 from bytebound_evals.data import arithmetic_problems
 from bytebound_evals.errors import SettingError, SourceError
-from bytebound_evals.problems import load_problems
+from bytebound_evals.problems import gold, load_problems
 
 from .local_datasets import write_gsm8k
 
@@ -21,7 +21,7 @@ def test_gsm8k_is_read_from_a_local_copy_with_examples_of_its_train_split(tmp_pa
     assert [one.question.split()[2] for one in found.problems] == ["3", "4"]
     assert [one.question.split()[2] for one in found.examples] == ["1000", "1001"]
     assert (found.name, found.examples_from) == ("gsm8k", "the first of the train split")
-    assert list(map(int, found.golds)) == [5, 6]
+    assert list(map(gold, found.problems)) == [5, 6]
 
 
 def test_the_same_through_the_general_form(tmp_path: Path) -> None:

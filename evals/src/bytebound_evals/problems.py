@@ -41,11 +41,6 @@ class ProblemSet:
         stem = self.label.partition(":")[0]
         return stem if stem in (ARITHMETIC, GSM8K) else "problems"
 
-    @property
-    def golds(self) -> tuple[Fraction, ...]:
-        """The right answers, in order."""
-        return tuple(map(gold, self.problems))
-
 
 def load_problems(spec: str, *, shots: int = 0, limit: int | None = None) -> ProblemSet:
     """Read a set (``PROBLEMS_HELP``) with ``shots`` examples; ask at most ``limit`` problems.

@@ -1,4 +1,4 @@
-"""Fixtures of the runtime's tests: a byte-level tokenizer with a chat template."""
+"""Shared by the runtime's tests: a byte-level tokenizer with a template, engines on a GPU."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,8 @@ import pytest
 from bytebound.text.tokenizer import Tokenizer, load_tokenizer
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
+
+from .cuda_models import Loader, tiny_in_4_bits
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -77,6 +79,14 @@ def write_tokenizer(folder: Path) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
+
+
+@pytest.fixture(scope="session", params=["graph", "stream"])
+def load(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loader:
+    """Loads engines on a GPU, of either kind."""
+    if request.param == "graph":
+        return Loader("graph", "tiny")
+    return Loader("stream", tiny_in_4_bits(tmp_path_factory.mktemp("tiny") / "model"))
 
 
 @pytest.fixture(scope="session")

@@ -1,18 +1,28 @@
 """Small models of shapes that the kernels run, and what the tests of the CUDA backend share."""
 
+import json
 import random
+import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from bytebound import Engine, InvalidSettingError
 from bytebound.checkpoint import load_checkpoint
 from bytebound.config import ModelConfig
 from bytebound.cuda.executor import CudaExecutor
 from bytebound.cuda.mtp import CudaMtpDraft, MtpHead
+from bytebound.cuda.state import GatedDeltaState, SequenceState
 from bytebound.drafts import Proposal
+from bytebound.names import resolve_model
 from bytebound.reference.executor import ReferenceExecutor
+from bytebound.shards import SINGLE_FILE
+from safetensors.torch import load_file
 
+from .checkpoints import RandomCheckpoint
 from .packed import compressed_folder, gptq_folder
 
 # A narrow model with every kind of layer; K of each product is a whole number of groups.
@@ -90,6 +100,47 @@ FOLDERS = {
 }
 
 
+def tiny_in_4_bits(folder: Path) -> Path:
+    """The shipped model as a weight stream takes it: its output head in 4 bits too."""
+    source = resolve_model("tiny")
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns(SINGLE_FILE))
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    made = RandomCheckpoint(folder, config, load_file(source / SINGLE_FILE))
+    return compressed_folder(folder, group_size=128, pack=with_head, made=made).folder
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Loads engines of one kind on a GPU: "graph" or "stream"."""
+
+    engine: str
+    tiny: str | Path
+    """The shipped model in a form that this kind runs."""
+
+    def __call__(self, model: str | Path | None = None, **settings: Any) -> Engine:
+        """Load ``model``, by default ``tiny``; what no stream runs skips the test."""
+        given = {"backend": "cuda", "engine": self.engine, "draft": "none", **settings}
+        try:
+            return Engine.from_pretrained(model or self.tiny, **given)
+        except InvalidSettingError as error:
+            if str(error).startswith("engine='stream'"):
+                pytest.skip(str(error))
+            raise
+
+
+def near_ties(expected: torch.Tensor, chosen: Sequence[int]) -> int:
+    """How many of ``chosen`` are not the likeliest by logits ``expected`` [T, vocab].
+
+    Each of those must be within rounding of it: TOLERANCE of its row.
+    """
+    expected = expected.cpu()
+    picked = expected.gather(1, torch.tensor(chosen)[:, None])[:, 0]
+    behind = (expected.amax(1) - picked) / expected.square().mean(1).sqrt()
+    wrong = (behind > TOLERANCE).nonzero()[:, 0].tolist()
+    assert not wrong, wrong
+    return int((behind > 0).sum())
+
+
 def reference(folder: Path, max_len: int, device: str = "cpu") -> ReferenceExecutor:
     """The definition, in float32."""
     config = ModelConfig.from_folder(folder)
@@ -120,6 +171,11 @@ def mtp_draft(executor: CudaExecutor, kv_dtype: torch.dtype | None = None) -> Cu
             kv_dtype=kv_dtype or executor.weights.dtype,
         )
     )
+
+
+def gated_delta_states(state: SequenceState) -> list[GatedDeltaState]:
+    """The state of every Gated DeltaNet layer, in order."""
+    return [one for one in state.layers if isinstance(one, GatedDeltaState)]
 
 
 class WrongDraft:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .checkpoints import random_checkpoint, write_json, write_tensors
+from .checkpoints import RandomCheckpoint, random_checkpoint, write_json, write_tensors
 
 Parts = dict[str, torch.Tensor]
 GROUP = 32  # divides every K of the base shape
@@ -202,10 +202,14 @@ def packed_folder(
     store: Callable[[torch.Tensor], tuple[Rounded, Parts]],
     *,
     pack: Callable[[str], bool] = projections,
+    made: RandomCheckpoint | None = None,
     **checkpoint: Any,
 ) -> PackedFolder:
-    """Write a random checkpoint with the matrices that ``pack`` chooses stored by ``store``."""
-    made = random_checkpoint(folder, **checkpoint)
+    """Write a checkpoint with the matrices that ``pack`` chooses stored by ``store``.
+
+    It is ``made``, or without it a random one.
+    """
+    made = made or random_checkpoint(folder, **checkpoint)
     tensors: dict[str, torch.Tensor] = {}
     weights: dict[str, torch.Tensor] = {}
     packed = []

@@ -13,7 +13,7 @@ from bytebound.cuda.loading import load_weights
 from bytebound.cuda.step import settle
 from bytebound.names import resolve_model
 
-from .cuda_models import some_ids
+from .cuda_models import gated_delta_states, some_ids
 from .emulated_kernels import emulate
 
 PROMPT, REPLY = some_ids(20), some_ids(12, vocab=3000)
@@ -49,7 +49,7 @@ def pass_over(
 def settled(executor: CudaExecutor) -> list[torch.Tensor]:
     """What the layers hold once no row is pending."""
     settle(executor.weights, executor.state, executor.config)
-    deltas = executor.state.gated_delta_states()
+    deltas = gated_delta_states(executor.state)
     found = [one.clone() for delta in deltas for one in delta.settled]
     return found + [one.clone() for one in executor.state.caches]
 
@@ -61,7 +61,7 @@ def test_the_state_takes_the_row_in_at_once(executor: CudaExecutor) -> None:
         executor.reset()
         executor.prefill(PROMPT)
         rows = [pass_over(executor, [one], 1, pending_rows) for one in REPLY]
-        deltas = executor.state.gated_delta_states()
+        deltas = gated_delta_states(executor.state)
         before = [one.clone() for delta in deltas for one in delta.settled]
         after = settled(executor)
         is_settled = all(torch.equal(a, b) for a, b in zip(before, after, strict=False))

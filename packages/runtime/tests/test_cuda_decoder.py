@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from bytebound import Engine, InvalidSettingError, NonFiniteLogitsError, SamplingParams
+from bytebound import (
+    Engine,
+    InvalidSettingError,
+    NonFiniteLogitsError,
+    SamplingParams,
+    StepTimeoutError,
+)
 from bytebound.config import ModelConfig
 from bytebound.cuda.decoder import CudaDecoder
 from bytebound.cuda.executor import CudaExecutor
@@ -18,6 +24,7 @@ from bytebound.drafts import Draft, NgramDraft, Proposal
 from .checkpoints import random_checkpoint
 from .cuda_models import REQUESTS, SHAPE, WrongDraft, mtp_draft, some_ids
 from .emulated_kernels import emulate
+from .test_watchdog import FakeEvent, FakeTime, watchdog
 
 MAX_LEN = 128
 DRAFTS = ("none", "mtp", "ngram", "wrong", "drawn")
@@ -213,6 +220,39 @@ def test_the_next_turn_starts_before_the_last_is_read(
     for event in own.stream(PROMPT, SamplingParams(max_tokens=4, ignore_eos=True)):
         events.append(f"read {len(event.token_ids)}")
     assert events == ["first", "turn", "read 1", "turn", "read 1", "turn", "read 1", "read 1"]
+
+
+@pytest.mark.parametrize("draft", ["none", "mtp", "ngram"])
+def test_a_turn_may_take_three_passes_and_not_more(
+    executor: CudaExecutor, monkeypatch: pytest.MonkeyPatch, draft: str
+) -> None:
+    """E25: its end is waited for under the watchdog; behind one that hangs nothing is enqueued."""
+    own, params = engine(executor, draft, 3, on_device=True), SamplingParams(max_tokens=9)
+    decoder = own.decoder
+    assert isinstance(decoder, CudaDecoder)
+    wanted, time = own.generate(PROMPT, params).token_ids, FakeTime()
+    executor.watchdog = watchdog(time, limit_s=2.0)
+
+    def every_turn_takes(seconds: float) -> None:
+        for report in decoder._reports:
+            report.event = FakeEvent(time, seconds)  # type: ignore[assignment]
+
+    every_turn_takes(5.9)
+    assert own.generate(PROMPT, params).token_ids == wanted
+    stream = own.stream(PROMPT, params)
+    seen = list(next(stream).token_ids)
+    every_turn_takes(float("inf"))
+    start = time.now
+    with pytest.raises(StepTimeoutError, match="not finished a pass in 6 s"):
+        for event in stream:
+            seen += event.token_ids
+    assert seen == wanted[: len(seen)] and 6.0 < time.now - start < 6.1
+    monkeypatch.setattr(decoder, "_run", lambda *_: pytest.fail("a turn was enqueued"))
+    start = time.now
+    for later in (lambda: own.generate(PROMPT, params), lambda: own.score(PROMPT)):
+        with pytest.raises(StepTimeoutError, match="not finished a pass in 6 s"):
+            later()
+    assert time.now == start
 
 
 def test_logits_that_are_not_finite_end_the_request(executor: CudaExecutor) -> None:

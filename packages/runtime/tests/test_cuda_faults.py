@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Hashable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from bytebound import Engine, OutOfMemoryError, SamplingParams
+from bytebound import ContextOverflowError, Engine, OutOfMemoryError, SamplingParams
+from bytebound.checkpoint import read_headers
 from bytebound.config import ModelConfig
 from bytebound.cuda.decoder import CudaDecoder
 from bytebound.cuda.executor import CudaExecutor
+from bytebound.cuda.loading import load_weights
 from bytebound.cuda.matrices import PackedMatrix
+from bytebound.cuda.prefill import Chunk
 from bytebound.cuda.random_weights import random_weights
 from bytebound.cuda.weights import iter_matrices
 from bytebound.decoder import HostDecoder
@@ -19,7 +23,7 @@ from bytebound.sampling import Sampler
 from bytebound.text.tokenizer import load_tokenizer
 
 from .checkpoints import random_checkpoint
-from .cuda_models import SHAPE, mtp_draft, relative_error, some_ids, with_head
+from .cuda_models import SHAPE, TOLERANCE, mtp_draft, reference, relative_error, some_ids, with_head
 from .emulated_kernels import emulate
 from .emulated_models import CPU, cuda_executor
 from .packed import compressed_folder
@@ -186,3 +190,51 @@ def test_a_turn_that_was_interrupted_leaves_no_trace(
     assert len(calls) == call
     assert own.generate(some_ids(9), params).token_ids == expected
     assert own.generate(some_ids(9), params).token_ids == expected
+
+
+@torch.inference_mode()
+def test_no_pass_of_a_prompt_is_wider_than_a_chunk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """E07: what is alive of its rows does not grow with the prompt."""
+    folder = compressed_folder(tmp_path, group_size=128, pack=with_head, **SHAPE).folder
+    executor, widths, forward = cuda_executor(folder, max_len=160, chunk=32), [], Chunk.forward
+
+    def noted(self: Chunk, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        widths.append(len(ids))
+        return forward(self, ids, *rest)
+
+    monkeypatch.setattr(Chunk, "forward", noted)
+    executor.few_rows = 8
+    reader = PromptReader(executor, mtp_draft(executor), turn_starts={7})
+    for length in (40, 150):
+        reader.read([length % 9, *some_ids(length - 1)])
+        assert max(widths) <= 32 and sum(widths) >= length - executor.few_rows
+        widths.clear()
+
+
+@pytest.mark.parametrize(
+    ("border", "device"),
+    [
+        (4096, "cpu"),
+        *(pytest.param(border, "cuda", marks=pytest.mark.gpu) for border in (4096, 8192, 32_768)),
+    ],
+)
+@torch.inference_mode()
+def test_logits_on_both_sides_of_a_border(tmp_path: Path, border: int, device: str) -> None:
+    """E40: where tables of positions used to end, and where the context does."""
+    shape = {**SHAPE, "num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    folder = random_checkpoint(tmp_path, max_position_embeddings=border + 4, **shape).folder
+    config, at = ModelConfig.from_folder(folder), torch.device(device)
+    weights = load_weights(folder, config, read_headers(folder, config), device=at)
+    executor = CudaExecutor(weights, config, max_len=border + 4, prefill_chunk=512)
+    target, ids = reference(folder, border + 4, device), some_ids(border + 4)
+    rows = []
+    for one in (target, executor):
+        one.prefill(ids[: border - 4])
+        rows.append(one.verify(ids[border - 4 :]))
+        one.commit(8)
+        with pytest.raises(ContextOverflowError, match=f"context of {border + 4}"):
+            one.verify([1])
+    for expected, got in zip(*rows, strict=True):
+        assert relative_error(expected, got) < TOLERANCE

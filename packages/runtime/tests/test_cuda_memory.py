@@ -13,7 +13,7 @@ from bytebound.cuda.loading import load_weights
 from bytebound.cuda.memory import Card, CudaMemory, Stored, taken
 from bytebound.cuda.sampling import DeviceSampler
 from bytebound.cuda.shapes import MAX_CONTEXT
-from bytebound.cuda.state import GatedDeltaState, KvCache, SequenceState, cache_positions
+from bytebound.cuda.state import KvCache, SequenceState, cache_positions
 from bytebound.cuda.weights import iter_matrices
 from bytebound.errors import InvalidSettingError
 from bytebound.loading import find_model
@@ -21,7 +21,7 @@ from bytebound.memory import GIB, MemoryPlan
 from bytebound.settings import FP8_KV_ABOVE, activations_dtype, check_cuda_kv_dtype
 from bytebound.vram import MIB
 
-from .cuda_models import FOLDERS
+from .cuda_models import FOLDERS, gated_delta_states
 from .emulated_kernels import emulate
 
 CPU = torch.device("cpu")
@@ -63,7 +63,7 @@ def test_weights_and_state_are_counted_to_the_byte(
 
 
 def check_state(plan: MemoryPlan, state: SequenceState) -> None:
-    deltas = [one for one in state.layers if isinstance(one, GatedDeltaState)]
+    deltas = gated_delta_states(state)
     assert plan.gdn_state == sum(one.settled.recurrent.nbytes for one in deltas)
     assert plan.conv_windows == sum(one.settled.conv_window.nbytes for one in deltas)
     rows = (state._projected, state._gates, state._pending_qkv, state._pending_updates)
@@ -185,6 +185,13 @@ def test_snapshots_give_way_before_anything_is_refused() -> None:
 )
 def test_the_dtype_of_keys_and_values(asked: str, max_len: int, expected: torch.dtype) -> None:
     assert check_cuda_kv_dtype(asked, max_len) == expected
+
+
+@pytest.mark.parametrize("asked", ["int4", "int8", "nf4"])
+def test_no_cache_has_fewer_bits_than_fp8(asked: str) -> None:
+    """E39: of low-bit caches the one that loses next to nothing."""
+    with pytest.raises(InvalidSettingError, match=rf"^kv_dtype='{asked}': .*fp8"):
+        check_cuda_kv_dtype(asked, 10)
 
 
 def test_keys_and_values_in_16_bits_have_the_dtype_of_the_activations() -> None:

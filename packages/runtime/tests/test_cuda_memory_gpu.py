@@ -69,7 +69,7 @@ def test_the_plan_of_a_small_model_is_never_exceeded() -> None:
 
 @pytest.mark.parametrize(
     ("max_len", "prompt", "engine"),
-    [(8192, 8000, "graph"), (100_000, 3000, "graph"), (8192, 8000, "stream")],
+    [(8192, 8000, "graph"), (100_000, 99_900, "graph"), (8192, 8000, "stream")],
 )
 def test_the_plan_of_the_flagship_is_right_to_3_percent(
     max_len: int, prompt: int, engine: str
@@ -80,6 +80,18 @@ def test_the_plan_of_the_flagship_is_right_to_3_percent(
     plan, peak = peak_of("random:qwen3.5-27b", prompt, max_len=max_len, engine=engine)
     assert (plan.stream > 0) == (engine == "stream")
     assert peak == pytest.approx(plan.total, rel=0.03)
+
+
+def test_a_longer_prompt_takes_no_more_memory() -> None:
+    """E07: past two chunks it is the same; keys and values have their place from the start."""
+    engine = Engine.from_pretrained("tiny", backend="cuda", draft="mtp", snapshot_bytes=0)
+    peaks = []
+    for length in (4500, 8000):
+        torch.cuda.reset_peak_memory_stats()
+        engine.generate([300 + i % 200 for i in range(length)], PARAMS)
+        torch.cuda.synchronize()
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[1] <= peaks[0] + MIB
 
 
 def test_the_packed_form_gives_the_same_tokens(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from bytebound import (
     SamplingParams,
 )
 from bytebound.sampling import Sampler
+from bytebound.settings import check_max_len
 
 from .checkpoints import random_checkpoint, write_json
 
@@ -105,8 +106,10 @@ class TestSettings:
             with pytest.raises(InvalidSettingError):
                 load(tmp_path, **setting)
 
-    def test_the_default_context_is_capped_by_the_model(self, engine: Engine) -> None:
-        assert engine.max_len == 256
+    def test_the_default_context_is_capped_by_the_model(self, engine: Engine, folder: Path) -> None:
+        assert engine.max_len == load(folder, max_len=None).max_len == 256
+        longer = replace(engine.config, max_position_embeddings=100_000)
+        assert check_max_len(None, longer) == 8192
 
     @pytest.mark.parametrize("source", ["config", "generation config", "tokenizer"])
     def test_end_ids_of_every_source_end_the_answer(

@@ -1,19 +1,16 @@
 """Prefix reuse on a GPU: the same bits after other prompts, and memory that levels off."""
 
 import random
-from typing import Any
 
 import pytest
 import torch
-from bytebound import Engine, SamplingParams
+from bytebound import SamplingParams
 from bytebound.cuda.executor import CudaExecutor
 from bytebound.prompt_reader import PromptReader
 
+from .cuda_models import Loader
+
 pytestmark = pytest.mark.gpu
-
-
-def load(**settings: Any) -> Engine:
-    return Engine.from_pretrained("tiny", backend="cuda", **settings)
 
 
 def words(choose: random.Random, count: int) -> str:
@@ -23,9 +20,11 @@ def words(choose: random.Random, count: int) -> str:
     )
 
 
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])  # auto: that of the activations
 @pytest.mark.parametrize("draft", ["none", "mtp", "ngram"])
-def test_answers_are_those_of_an_engine_that_keeps_nothing(draft: str, kv_dtype: str) -> None:
+def test_answers_are_those_of_an_engine_that_keeps_nothing(
+    load: Loader, draft: str, kv_dtype: str
+) -> None:
     """E01, E38: over a conversation with an edit, greedy and sampled, with logprobs."""
     warm, cold = (load(draft=draft, kv_dtype=kv_dtype, snapshot_bytes=given) for given in (None, 0))
     requests = (
@@ -50,7 +49,7 @@ def test_answers_are_those_of_an_engine_that_keeps_nothing(draft: str, kv_dtype:
     assert cached > 10_000
 
 
-def test_states_are_the_same_bits() -> None:
+def test_states_are_the_same_bits(load: Loader) -> None:
     """Every piece of the state after a hit, at cuts that lie at no round number."""
     warm, cold = load(draft="mtp", max_len=8192), load(draft="mtp", max_len=8192)
     one, other = warm.executor, cold.executor
@@ -71,7 +70,7 @@ def test_states_are_the_same_bits() -> None:
     assert reader.cached_tokens > 2000
 
 
-def test_memory_levels_off_over_a_long_conversation() -> None:
+def test_memory_levels_off_over_a_long_conversation(load: Loader) -> None:
     """E03 on the device: 300 turns under a budget of 16 states; then the longest prompt."""
     engine = load(draft="mtp", max_len=8192)
     executor = engine.executor

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from bytebound import InvalidSettingError, TokenizerMissingError
 from bytebound.engine import Engine
+from bytebound.grammar_compiler import GrammarCompiler
 from bytebound.scripted import ScriptedExecutor
 from bytebound.server.app import build_app
 from bytebound.server.guard import Guard
 from bytebound.server.metrics import Metrics
 from bytebound.server.settings import ServerSettings, check_access, is_loopback
 from bytebound.text.tokenizer import Tokenizer, load_tokenizer
+from llguidance import LLTokenizer
 from starlette.responses import Response
 
 from .server_runs import MODEL, Served, script, served
@@ -326,6 +328,25 @@ def test_a_template_is_compiled_before_the_server_is_ready(
     with served(script(tokenizer, "the quick")) as found:
         assert found.health()["status"] == "ready"
         assert len(rendered) == 1
+
+
+def test_the_vocabulary_of_grammars_is_read_before_the_server_is_ready(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E27: of a large vocabulary it takes seconds."""
+    read: list[LLTokenizer] = []
+    original = GrammarCompiler._read_vocabulary
+
+    def noted(self: GrammarCompiler) -> LLTokenizer:
+        read.append(original(self))
+        return read[-1]
+
+    monkeypatch.setattr(GrammarCompiler, "_read_vocabulary", noted)
+    structured = {**BODY, "response_format": {"type": "json_object"}}
+    with served(script(tokenizer, '{"a": 1}')) as found:
+        assert found.health()["status"] == "ready" and len(read) == 1
+        assert found.post("/v1/completions", structured).status_code == 200
+    assert len(read) == 1
 
 
 def test_a_request_that_a_shutdown_cancels_raises_nothing() -> None:

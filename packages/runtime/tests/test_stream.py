@@ -25,7 +25,16 @@ from bytebound.drafts import Draft, NgramDraft
 from bytebound.prompt_reader import PromptReader
 
 from .checkpoints import random_checkpoint
-from .cuda_models import FOLDERS, REQUESTS, SHAPE, KnowingDraft, WrongDraft, mtp_draft, some_ids
+from .cuda_models import (
+    FOLDERS,
+    REQUESTS,
+    SHAPE,
+    KnowingDraft,
+    WrongDraft,
+    gated_delta_states,
+    mtp_draft,
+    some_ids,
+)
 from .emulated_kernels import Kernels, emulate
 from .emulated_models import CPU, cuda_executor
 
@@ -62,7 +71,7 @@ def build(tmp_path: Path, engine: str, **shape: Any) -> CudaExecutor:
 def held(executor: CudaExecutor) -> list[torch.Tensor]:
     """Everything that one pass leaves for the next, the host's own numbers apart."""
     state = executor.state
-    deltas = list(state.gated_delta_states())
+    deltas = gated_delta_states(state)
     return [
         *(tensor for one in deltas for tensor in (*one.settled, *one.pending)),
         *(cache.view(torch.uint8) for cache in state.caches),

@@ -21,7 +21,7 @@ from bytebound.vram import GIB, MIB
 
 from .checkpoints import random_checkpoint
 from .cli_runs import Folders, Run, folders, run
-from .cuda_models import FOLDERS, SHAPE, symmetric
+from .cuda_models import FOLDERS, SHAPE, symmetric, tiny_in_4_bits
 from .emulated_kernels import emulate
 from .emulated_models import CPU
 
@@ -50,6 +50,7 @@ def problem_of(folder: Path, dtype: torch.dtype = HALF) -> str | None:
 def test_models_that_run(tmp_path: Path) -> None:
     for kind in ("symmetric", "asymmetric"):
         assert problem_of(FOLDERS[kind](tmp_path / kind)) is None
+    assert problem_of(tiny_in_4_bits(tmp_path / "tiny")) is None
     matrices = CudaMemory(
         FLAGSHIP, Stored.of(FLAGSHIP, None, "model.", with_mtp=True, random=True), CARD
     ).decoder_matrices()

@@ -1,22 +1,26 @@
 """E27: what start-up prepared is all that requests need; none of them records or compiles."""
 
 import random
+from collections import Counter
 from collections.abc import Hashable
+from itertools import product
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from bytebound import Engine, SamplingParams
+from bytebound import Engine, Grammar, SamplingParams
 from bytebound.config import ModelConfig
 from bytebound.cuda.cycle import Form
 from bytebound.cuda.decoder import CudaDecoder
 from bytebound.cuda.executor import CudaExecutor
 from bytebound.cuda.graphs import Recordings
+from bytebound.cuda.memory import GRAPH_NODE_BYTES, NODES_OF_A_LAYER, Card, CudaMemory, Stored
 from bytebound.cuda.random_weights import random_weights
 from bytebound.cuda.sampling import Choice
 from bytebound.cuda.state import MAX_ROWS
 from bytebound.drafts import Draft, NgramDraft
+from bytebound.names import resolve_model
 
 from .checkpoints import random_checkpoint
 from .cuda_models import REQUESTS, SHAPE, WrongDraft, mtp_draft, some_ids
@@ -42,17 +46,18 @@ def triton_kernels() -> list[Any]:
 STEPS = set(range(1, MAX_ROWS + 1))  # through a prompt of few rows, by their rows
 
 
-def forms_in_use(draft: str, count: int, adaptive: bool) -> set[Hashable]:
-    """Greedy and drawn, the first token and a turn of each number of guesses that can be asked for.
+def forms_in_use(draft: str, count: int, adaptive: bool) -> set[tuple[str, Form]]:
+    """The first token and a turn of each number of guesses that can be asked for.
 
-    Drafts that the host makes may be fewer than asked for; those of the head are as many.
+    Each greedy and drawn, with logprobs and without. Drafts that the host makes may be fewer than
+    asked for; those of the head are as many.
     """
-    by_head, found = draft == "mtp", set[Hashable]()
+    by_head, found = draft == "mtp", set[tuple[str, Form]]()
     counts = range(count + 1) if adaptive or draft in ("ngram", "wrong") else [count]
-    for sampled in (False, True):
-        found.add(("first", Form(Choice(0, sampled=sampled))))
+    for sampled, logprobs in product((False, True), repeat=2):
+        found.add(("first", Form(Choice(0, sampled=sampled, with_logprobs=logprobs))))
         for guesses in [0] if draft == "none" else counts:
-            choice = Choice(guesses, sampled=sampled, drawn_drafts=sampled and by_head)
+            choice = Choice(guesses, sampled, sampled and by_head, logprobs)
             most = 0 if draft == "none" else count
             found.add(("turn", Form.of(choice, most, by_head=by_head)))
     return found
@@ -96,15 +101,16 @@ def started(executor: CudaExecutor, draft: str, count: int, adaptive: bool) -> E
 
 
 def send_every_kind(engine: Engine, lengths: tuple[int, ...], vocab: int) -> None:
-    """Prompts cold, known in part and known whole; all ways to choose; answers of any length."""
+    """Prompts cold, known in part and whole; all ways to choose, also with logprobs; any length."""
     room = engine.max_len
     for kind in ("greedy, penalties", "sampled, all"):
         chosen = {**REQUESTS[kind], "logprobs": None, "min_tokens": 0}
         for length in lengths:
             prompt = some_ids(length, seed=length + len(kind), vocab=vocab)
-            for ids in (prompt, prompt, [*prompt, 5, 6]):
+            for ids, logprobs in ((prompt, None), (prompt, 3), ([*prompt, 5, 6], None)):
                 for tokens in (1, 7):
-                    engine.generate(ids, SamplingParams(**{**chosen, "max_tokens": tokens}))
+                    params = {**chosen, "logprobs": logprobs, "max_tokens": tokens}
+                    engine.generate(ids, SamplingParams(**params))
         filling = some_ids(room - 12, vocab=vocab)
         engine.generate(filling, SamplingParams(**{**chosen, "max_tokens": 50}))
 
@@ -125,15 +131,16 @@ def test_every_form_was_run_before(
         assert set(keys) | STEPS == known
 
 
-def test_a_request_with_logprobs_prepares_its_own_forms_once(
-    executor: CudaExecutor, keys: list[Hashable]
-) -> None:
-    engine = started(executor, "mtp", 3, False)
-    known = set(keys)
-    for new in (2, 0):
-        engine.generate([1, 2, 3], SamplingParams(max_tokens=9, logprobs=2, ignore_eos=True))
-        assert len(set(keys) - known) <= new
-        known = set(keys)
+@pytest.mark.parametrize(("draft", "count", "adaptive"), FORMS)
+def test_the_plan_counts_every_recording(draft: str, count: int, adaptive: bool) -> None:
+    config = ModelConfig.from_folder(resolve_model("tiny"))
+    stored = Stored.of(config, None, "model.", with_mtp=True)
+    guesses = 0 if draft == "none" else count
+    plan = CudaMemory(config, stored, Card.nominal(), num_draft_tokens=guesses).plan(128)
+    kinds = Counter(key[0] for key in forms_in_use(draft, count, adaptive))
+    layers = config.num_hidden_layers
+    nodes = kinds["first"] + kinds["turn"] * (layers + 2 + guesses) + len(STEPS) * (layers + 1)
+    assert plan.graphs >= nodes * NODES_OF_A_LAYER * GRAPH_NODE_BYTES
 
 
 def test_what_differs_between_prompts_is_no_part_of_a_compiled_kernel() -> None:
@@ -190,4 +197,5 @@ def test_no_request_records_or_compiles(
     send_every_kind(engine, (1, 65, 300, 5000), 4000)
     choose = random.Random(1)
     engine.score([choose.randrange(4000) for _ in range(777)])
+    engine.generate([5], SamplingParams(max_tokens=20, grammar=Grammar.json_object()))
     assert (compiled(), *recorded()) == before

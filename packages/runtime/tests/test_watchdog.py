@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from bytebound import Engine, InvalidSettingError, SamplingParams, StepTimeoutError
+from bytebound.cuda.decoder import CudaDecoder
 from bytebound.cuda.watchdog import LIMIT_S, SPIN_S, VARIABLE, Watchdog, limit_from_environment
 from bytebound.scripted import ScriptedExecutor
 
@@ -27,12 +28,16 @@ class FakeTime:
 
 
 class FakeEvent:
-    """Done ``after`` seconds from its creation."""
+    """Done ``after`` seconds from its creation, or from when it was last recorded."""
 
     def __init__(self, time: FakeTime, after: float) -> None:
         self.time = time
-        self.done_at = time.now + after
+        self.after = after
         self.questions = 0
+        self.record()
+
+    def record(self) -> None:
+        self.done_at = self.time.now + self.after
 
     def query(self) -> bool:
         self.questions += 1
@@ -179,4 +184,37 @@ def test_an_engine_on_a_gpu_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(StepTimeoutError, match="not finished a pass"):
             engine.generate([1, 2, 3], SamplingParams(max_tokens=3))
     assert time.perf_counter() - start < 1.0
+    torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("draft", ["none", "mtp"])
+def test_a_turn_on_a_gpu_that_hangs(monkeypatch: pytest.MonkeyPatch, draft: str) -> None:
+    """E25: a recorded turn; the answer ends with the error, and so do later calls at once."""
+    engine = Engine.from_pretrained("tiny", backend="cuda", draft=draft)
+    decoder, params = engine.decoder, SamplingParams(max_tokens=40, ignore_eos=True)
+    assert isinstance(decoder, CudaDecoder)
+    wanted = engine.generate([1, 2, 3], params).token_ids
+    monkeypatch.setattr(decoder.executor, "watchdog", Watchdog(0.3))  # of which a turn has three
+    stream = engine.stream([1, 2, 3], params)
+    seen = list(next(stream).token_ids)
+    run = decoder._run
+
+    def slow(*args: Any) -> None:
+        torch.cuda._sleep(2 * SECOND)
+        run(*args)
+
+    monkeypatch.setattr(decoder, "_run", slow)
+    with pytest.raises(StepTimeoutError, match=rf"not finished a pass.*{VARIABLE}"):
+        for event in stream:
+            seen += event.token_ids
+    assert not torch.cuda.current_stream().query()  # nobody waited for its end
+    assert seen == wanted[: len(seen)]
+    start = time.perf_counter()
+    for _ in range(2):
+        with pytest.raises(StepTimeoutError, match="not finished a pass"):
+            engine.generate([1, 2, 3], params)
+        with pytest.raises(StepTimeoutError, match="not finished a pass"):
+            engine.score([1, 2, 3])
+    assert time.perf_counter() - start < 0.5
     torch.cuda.synchronize()

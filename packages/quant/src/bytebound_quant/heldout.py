@@ -12,7 +12,6 @@ import re
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any
 
 import torch
 
@@ -51,16 +50,6 @@ class HeldoutDetector:
     def is_copy(self) -> bool:
         """Whether the source holds enough of the held-out text."""
         return len(self.found) >= ENOUGH
-
-
-def fingerprint(text: str) -> dict[str, Any]:
-    """What ``heldout_hashes.json`` holds for ``text``."""
-    normalised = _normalised(text)
-    return {
-        "sha256": hashlib.sha256(normalised).hexdigest(),
-        "passages": sorted(set(passage_hashes(normalised))),
-        "lines": sorted(set(line_hashes(text))),
-    }
 
 
 def passage_hashes(normalised: bytes) -> list[str]:

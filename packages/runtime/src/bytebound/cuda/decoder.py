@@ -8,6 +8,7 @@ state, and no position that a prompt has filled is written again before.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import bytebound_kernels as bk
 import torch
@@ -67,18 +68,19 @@ class CudaDecoder:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run and record every form that a request without logprobs may need."""
+        """Run and record every form that a request may need, so that none pays for it."""
         row = self.executor.prefill([0])
         if isinstance(self._depth, FixedDepth) and self._runs_ahead:
             counts = range(self._depth.depth, self._depth.depth + 1)
         else:  # the host, or the policy, asks for any number
             counts = range(self.num_draft_tokens + 1)
-        for sampled in (False, True):
+        for sampled, with_logprobs in product((False, True), repeat=2):
+            first = Choice(0, sampled=sampled, with_logprobs=with_logprobs)
             self.cycle.begin(row, self._hidden(), position=1)
-            self._run("first", Form(Choice(0, sampled=sampled)))
+            self._run("first", Form(first))
             for count in counts:
-                choice = Choice(count, sampled=sampled, drawn_drafts=sampled and self.by_head)
-                self._run("turn", self._turn(choice))
+                drawn = sampled and self.by_head
+                self._run("turn", self._turn(replace(first, num_drafts=count, drawn_drafts=drawn)))
         self.executor.reset()
 
     @property

@@ -55,6 +55,7 @@ TOP_LOGPROBS = 20
 FLOAT64_BYTES = 8
 GRAPH_NODE_BYTES = 8 << 10  # device memory of one recorded kernel: an estimate
 NODES_OF_A_LAYER = 12
+KINDS_OF_CHOICE = 4  # greedy or drawn, with logprobs or without
 LIBRARY_BYTES = 33 * MIB  # workspace of the library's matrix product
 SLACK_BYTES = 22 * MIB  # allocator segments for small and for medium tensors that are not full
 _LARGE, _LARGE_STEP, _STEP = 10 * MIB, 2 * MIB, 512  # of PyTorch's allocator
@@ -272,15 +273,15 @@ class CudaMemory:
         return taken(num_bytes) + self.draft_ids * 4
 
     def _graphs(self) -> int:
-        """Recordings: the first token, and a turn for each number of guesses; greedy and drawn.
+        """Recordings: the first token, and a turn for each number of guesses, in every kind.
 
         And steps through a prompt of each number of rows.
         """
         guesses = self.num_draft_tokens
         layers = self.config.num_hidden_layers + 2 + guesses
-        turns = 2 * (guesses + 1)
+        turns = KINDS_OF_CHOICE * (guesses + 1)
         steps = MAX_ROWS * (self.config.num_hidden_layers + 1)
-        return (turns * layers + steps) * NODES_OF_A_LAYER * GRAPH_NODE_BYTES
+        return (KINDS_OF_CHOICE + turns * layers + steps) * NODES_OF_A_LAYER * GRAPH_NODE_BYTES
 
     def _transient(self, matrices: list[Held]) -> int:
         """What lies beside the largest matrix while it is packed: its stored form."""

@@ -6,7 +6,7 @@ waits in ``pending``, and the next one replays the first ``num_accepted`` before
 rejected guess never touches the state, and each pass reads and writes it once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import bytebound_kernels as bk
@@ -126,10 +126,6 @@ class SequenceState:
             pending_qkv,
             pending_updates,
         )
-
-    def gated_delta_states(self) -> Iterator[GatedDeltaState]:
-        """The state of every GDN layer, in order."""
-        return (layer for layer in self.layers if isinstance(layer, GatedDeltaState))
 
     @property
     def caches(self) -> tuple[torch.Tensor, ...]:
