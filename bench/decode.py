@@ -97,19 +97,14 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """All metrics by name."""
     samples = arguments.samples
     read = measure_read_bandwidth(find_backend(), samples).median
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        engine = Engine.from_pretrained(
-            arguments.model, backend="cuda", engine=arguments.engine, draft="mtp",
-            num_draft_tokens=4, max_len=LONG + 1024,
-        )  # fmt: skip
+    engine = load(arguments, draft="mtp", num_draft_tokens=4)
     per_token = engine.bytes_per_token or 0.0
     case = {
         "model": arguments.model,
         "engine": arguments.engine,
         "new_tokens": arguments.tokens,
         "device": devices()[0].name,
-        "kv_dtype": engine.memory_plan.kv_dtype if engine.memory_plan else "",
+        **context_of(engine),
     }
     limit = {"bytes_per_token": per_token, "read_gb_s": read}
     metrics: dict[str, Any] = {}
@@ -133,18 +128,12 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         ratio = [one / base for one, base in zip(times[other], plain, strict=True)]
         record(name, "ratio", "lower", ratio, prompt_tokens=SHORT)
 
-    with_drafts = engine.decoder
     engine.decoder = CudaDecoder(engine.executor, None, 4)
     engine.decoder.warm_up()
-    for name, length in (("1k", SHORT), ("32k", LONG)):
-        values = speed(engine, some_prompt(length), arguments.tokens, samples)
-        record(f"plain_{name}.tok_s", "tok/s", "higher", values, prompt_tokens=length, draft="none")
-    short = metrics["plain_1k.tok_s"]["samples"]
+    short = speed(engine, some_prompt(SHORT), arguments.tokens, samples)
+    record("plain_1k.tok_s", "tok/s", "higher", short, prompt_tokens=SHORT, draft="none")
     share = [100 * one * per_token / (read * 1e9) for one in short]
     record("plain_1k.percent_of_limit", "%", "higher", share, prompt_tokens=SHORT, **limit)
-    long = metrics["plain_32k.tok_s"]["samples"]
-    ratio = [one / base for one, base in zip(long, short, strict=True)]
-    record("plain_32k_over_1k", "ratio", "higher", ratio)
     plain_ms = [1e3 / one for one in short]
 
     for depth in DEPTHS if arguments.depths else (4,):
@@ -159,13 +148,41 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 turns = [1e3 * (1 + stand) / one for one in values]
                 ratio = [one / base for one, base in zip(turns, plain_ms, strict=True)]
                 record("cycle4_over_plain", "ratio", "lower", ratio, **details)
-    engine.decoder = with_drafts
+    del engine
+    for name, kv_dtype in (("32k", "auto"), ("32k_fp8", "fp8")):
+        free()
+        engine = load(arguments, draft="none", max_len=LONG + 1024, kv_dtype=kv_dtype)
+        long = speed(engine, some_prompt(LONG), arguments.tokens, samples)
+        about = {"prompt_tokens": LONG, "draft": "none", **context_of(engine)}
+        record(f"plain_{name}.tok_s", "tok/s", "higher", long, **about)
+        ratio = [one / base for one, base in zip(long, short, strict=True)]
+        record(f"plain_{name}_over_1k", "ratio", "higher", ratio, **about)
+        del engine
     if arguments.draft_ids:
-        del engine, with_drafts
-        gc.collect()
-        torch.cuda.empty_cache()
+        free()
         measure_draft_vocab(arguments, record)
     return metrics
+
+
+def load(arguments: argparse.Namespace, **settings: Any) -> Engine:
+    """The model as it is by default, but for these settings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return Engine.from_pretrained(
+            arguments.model, backend="cuda", engine=arguments.engine, **settings
+        )
+
+
+def free() -> None:
+    """Give back what an engine held that is gone."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def context_of(engine: Engine) -> dict[str, Any]:
+    """What an engine has room for, and in what."""
+    plan = engine.memory_plan
+    return {"max_len": engine.max_len, "kv_dtype": plan.kv_dtype if plan else ""}
 
 
 def measure_draft_vocab(arguments: argparse.Namespace, record: Callable[..., None]) -> None:

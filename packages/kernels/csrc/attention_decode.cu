@@ -1,7 +1,8 @@
 // Gated attention decode, two kernels that overlap by dependent launch:
 //
-//   leaves   a fixed number of blocks. Block b serves kv head b % NKV and has a share of the leaves
-//            of the context, as many positions as the others have (attention_leaf.cuh):
+//   leaves   a number of blocks that the size of the cache decides. Block b serves kv head b % NKV
+//            and has a share of the leaves of the context, as many positions as the others have
+//            (attention_leaf.cuh):
 //
 //              leaves of a head   |0|1|2|3| 4 | 5 | 6 |  7  |  8  |  9  |
 //              blocks of a head    a c b a  c   b   a    c     b     a
@@ -45,7 +46,11 @@ constexpr int kPartQueries = kMaxQueries;  // of one block; more are split into 
 constexpr int kMaxGroups = 1024;           // pairs of kv head and part
 constexpr int kMaxHeads = 1024;
 constexpr int kMaxStages = 4;
-constexpr int kBlocksPerSm = 2;          // more would have shorter pipelines and less even shares
+constexpr int kBlocksPerSm = 2;  // more would have shorter pipelines and less even shares
+// Up to so many positions there is less to read than to hand over. One block with two stages then
+// has room beside the blocks of other kernels, where two would wait for an empty multiprocessor.
+constexpr int kShortCache = 8448;
+constexpr int kShortStages = 2;
 constexpr std::size_t kAlignment = 256;  // of the parts of the workspace
 
 // The tiles of a block's leaves.
@@ -162,9 +167,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
   if (threadIdx.x == 0) {
     s_position = *p_position;
   }
-  float b_q_norm[kChunk], b_k_norm[kChunk];
-  load_norm(args, args.p_q_norm, b_q_norm);
-  load_norm(args, args.p_k_norm, b_k_norm);
+  make_factors(args, scratch);
   for (int i = threadIdx.x; i < query_tiles(kQueries) * kQuerySteps * kWarp; i += kTileThreads) {
     s_queries[i] = make_uint4(0, 0, 0, 0);
   }
@@ -184,7 +187,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
   // while the position is read again. It is hardly ever another one; then all is done once more.
   int last = -1;
   bool appends = false, rows_fit = false, is_first = true;
-  RowTasks tasks = {};
+  RowTasks<kQueries> tasks = {};
   TileWalk<kTile> loads, walk;
   while (true) {
     last = is_in_range(position, args) ? position + args.rows - 1 : -1;
@@ -203,9 +206,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
     const Leaf newest = leaf_of_index(has_leaves ? s_share.leaf(s_share.num_leaves - 1) : 0);
     appends = has_leaves && newest.start + newest.size > position;
     tasks.set(args, appends, i_kv, i_first, min(num_queries - i_first, kQueries));
-    rows_fit = args.vector && args.rows * args.half_rotary * static_cast<int>(sizeof(float2)) +
-                                      tasks.num * Scratch::kSlotBytes <=
-                                  kStageBytes;
+    rows_fit = args.vector && Scratch::num_bytes(args, tasks.num) <= kStageBytes;
     if (is_first && has_leaves && threadIdx.x == 0) {
       prefetch_tile<Cache>(head, loads.first, loads.end);
     }
@@ -218,7 +219,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
     }
     const int actual = *p_position;
     if (has_leaves && rows_fit) {
-      begin_load_rows(tasks, scratch);
+      begin_load_rows(tasks, scratch, args.half_rotary);
     }
     async_copy_commit();
     for (int i = 0; i < args.num_stages - 1; ++i) {
@@ -245,9 +246,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerSm)
   } else {
     async_copy_wait_but<3>();
   }
-  __syncwarp();  // a warp makes the rows that it has copied
-  make_rows<Cache, kQueries>(args, tasks, scratch, b_q_norm, b_k_norm, s_queries, i_kv, position,
-                             rows_fit);
+  make_rows<Cache, kQueries>(args, tasks, scratch, s_queries, i_kv, i_first, position, rows_fit);
   if (appends) {
     async_copy_wait();  // what was loaded ahead is complete
     __syncthreads();
@@ -350,11 +349,14 @@ Status launch_leaves(AttentionArgs args, void* stream) {
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&block_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   }
-  // As many stages as leave room for two blocks on an SM; else two stages, which fit everywhere.
+  const bool is_short = args.max_positions <= kShortCache;
+  const int most_blocks = is_short ? 1 : kBlocksPerSm;
+  // As many stages as leave room for all blocks of an SM; else two stages, which fit everywhere.
   const auto static_bytes = static_cast<int>(sizeof(LeafShare) + sizeof(int) + sizeof(ValueMarks));
   LaunchOptions options;
   options.overlap_previous = true;
-  for (int i = kMaxStages; i >= 2 && blocks_per_sm < kBlocksPerSm && error == cudaSuccess; --i) {
+  for (int i = is_short ? kShortStages : kMaxStages;
+       i >= 2 && blocks_per_sm < most_blocks && error == cudaSuccess; --i) {
     args.num_stages = i;
     options.shared_bytes = leaves_shared_bytes<Cache, kQueries>(i);
     const auto num_bytes = static_cast<int>(options.shared_bytes);
@@ -373,7 +375,7 @@ Status launch_leaves(AttentionArgs args, void* stream) {
     return error;
   }
   // As many blocks as run at once, the same number for each kv head, no more than have a leaf.
-  blocks_per_sm = blocks_per_sm < kBlocksPerSm ? blocks_per_sm : kBlocksPerSm;
+  blocks_per_sm = blocks_per_sm < most_blocks ? blocks_per_sm : most_blocks;
   if (blocks_per_sm > 1) {
     // Both at once, at the price of a multiprocessor that first has to be empty.
     options.shared_per_sm = shared_of_blocks(blocks_per_sm, options.shared_bytes + static_bytes);

@@ -174,7 +174,13 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
   BYTEBOUND_DYNAMIC_SHARED(float4, shared);
   __shared__ Mailbox mailbox;
   __shared__ float4 tokens[kSlices];  // sent if there is nothing else to send
-  allow_next_kernel();
+  // Blocks of the next kernel, which wait with their first weights beside this one, slow a row's
+  // chain down by half. For one row that is worth it, for several they come when the rows are
+  // ready.
+  const bool allows_early = args.current.rows <= 1;
+  if (allows_early) {
+    allow_next_kernel();
+  }
   float* p_shared = reinterpret_cast<float*>(shared);
   const int i_thread = threadIdx.x;
   const int ratio = args.ratio;
@@ -401,6 +407,9 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
                                             b_norm_weight.y * silu_fast(to_float(b_z.v[1])));
   __syncthreads();
 
+  if (!allows_early) {
+    allow_next_kernel();
+  }
   // While the others go through the rows, the spare warps write what the next pass will read: each
   // block its own columns of v, and a share of q and k.
   const bool keeps = pending.p_qkv != nullptr;

@@ -300,6 +300,21 @@ def test_a_row_has_the_same_bits_alone_and_among_others(heads, cache) -> None:
 
 
 @caches
+@shapes
+def test_the_size_of_the_cache_changes_no_bit(heads, cache) -> None:
+    # Up to 8,448 positions another number of blocks divides the leaves.
+    for count, position in ((1, 0), (5, 1020), (8, 2045), (1, 8300), (5, 8400)):
+        found = []
+        for positions in (8448, 8452):
+            layer = Layer(heads, positions)
+            state = State.filled(cache, heads[1], positions, position)
+            out = layer.run(layer.rows(count), position, state)
+            found.append((out, *(part[:, : position + count] for part in state.tensors())))
+        assert all(map(same_bits, *found)), f"{count} rows at {position}"
+        assert found[0][0].isfinite().all()
+
+
+@caches
 def test_rejected_rows_leave_no_trace(cache) -> None:
     layer = Layer(BIG, 400)
     for position in (59, 90, 253):

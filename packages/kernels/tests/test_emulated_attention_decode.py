@@ -49,5 +49,16 @@ def test_leaves_beyond_the_smallest(cache, assert_close) -> None:
     gpu.check(layer, layer.rows(3), 2300, state, gpu.TOLERANCE["bfloat16", cache], assert_close)
 
 
+@pytest.mark.parametrize("cache", ["float16", "float8_e4m3fn"])
+def test_the_size_of_the_cache_changes_no_bit(cache) -> None:
+    found = []
+    for positions in (8448, 8452):
+        layer = gpu.Layer((6, 2), positions, "float16")
+        state = gpu.State.filled(cache, 2, positions, 300)
+        out = layer.run(layer.rows(3), 300, state)
+        found.append((out, *(part[:, :303] for part in state.tensors())))
+    assert all(map(gpu.same_bits, *found))
+
+
 def test_a_position_out_of_range_changes_nothing() -> None:
     gpu.test_a_position_out_of_range_changes_nothing()

@@ -13,38 +13,46 @@
 
 namespace bytebound {
 
-// A lane's share of a norm's factors, 1 + w.
-__device__ __forceinline__ void load_norm(const AttentionArgs& args,
-                                          const void* p_norm,
-                                          float (&b)[kChunk]) {
-  if (args.float_norms) {
-    load_chunk<false>(static_cast<const float*>(p_norm), threadIdx.x % kWarp * kChunk, kHeadDim, b);
-  } else {
-    uint32_t pairs[4];
-    load_pairs(p_norm, 0, false, pairs);
-    to_numbers(b, pairs, args.half_rows);
-  }
-#pragma unroll
-  for (int j = 0; j < kChunk; ++j) {
-    b[j] = __fadd_rn(1.0f, b[j]);
-  }
-}
-
 // What the rows of a call are made in, before the tiles take the place: sines and cosines of each
-// row's position, then a slot for each new key, new value and query of the block. With a slot for
-// everything the rows come by asynchronous copies, all at once and ahead of the tiles.
+// row's position, the factors of the two norms, then a slot for each new key, new value and query
+// of the block. With a slot for everything the rows come by asynchronous copies, all at once and
+// ahead of the tiles.
 struct Scratch {
   float2* p_turns;                                 // [rows, half_rotary]
+  float* p_factors;                                // [queries, keys][kHeadDim], 1 + w
   unsigned char* p_rows;                           // [new rows and queries, kSlotBytes]
   static constexpr int kSlotBytes = kHeadDim * 2;  // of a row of 16 bits
   static constexpr int kScale = kHeadDim;          // where a slot holds a float8 row's scale
 
   __device__ __forceinline__ Scratch(unsigned char* p_memory, const AttentionArgs& args)
       : p_turns(reinterpret_cast<float2*>(p_memory)),
-        p_rows(p_memory + args.rows * args.half_rotary * static_cast<int>(sizeof(float2))) {}
+        p_factors(reinterpret_cast<float*>(p_turns + args.rows * args.half_rotary)),
+        p_rows(reinterpret_cast<unsigned char*>(p_factors + 2 * kHeadDim)) {}
 
   __device__ __forceinline__ unsigned char* row(int i) const { return p_rows + i * kSlotBytes; }
+
+  static __device__ __forceinline__ int num_bytes(const AttentionArgs& args, int slots) {
+    return args.rows * args.half_rotary * static_cast<int>(sizeof(float2)) +
+           2 * kHeadDim * static_cast<int>(sizeof(float)) + slots * kSlotBytes;
+  }
 };
+
+__device__ __forceinline__ void make_factors(const AttentionArgs& args, const Scratch& scratch) {
+#pragma unroll
+  for (int i = 0; i < 2 * kHeadDim; i += kTileThreads) {
+    const void* p_norm = i < kHeadDim ? args.p_q_norm : args.p_k_norm;
+    const int i_dim = i % kHeadDim + static_cast<int>(threadIdx.x);
+    float weight;
+    if (args.float_norms) {
+      weight = static_cast<const float*>(p_norm)[i_dim];
+    } else {
+      const uint16_t bits = static_cast<const uint16_t*>(p_norm)[i_dim];
+      weight = args.half_rows ? __half2float(__ushort_as_half(bits))
+                              : __uint_as_float(static_cast<uint32_t>(bits) << 16);
+    }
+    scratch.p_factors[i + threadIdx.x] = __fadd_rn(1.0f, weight);
+  }
+}
 
 __device__ __forceinline__ void make_turns(const AttentionArgs& args,
                                            const Scratch& scratch,
@@ -56,137 +64,154 @@ __device__ __forceinline__ void make_turns(const AttentionArgs& args,
 }
 
 // The block's rows: if it appends, the new keys and values of the kv head, then the part's queries.
-// Where each comes from is worked out by a lane, before the wait: a warp then asks for it.
+// A round makes kRoundRows of them. Where each comes from is worked out before the wait.
+template <int kQueries>
 struct RowTasks {
-  static constexpr int kPerLane = 2;  // a lane knows rows i_lane and i_lane + 32
+  static constexpr int kRoundRows = kTileWarps * kWarpRows;
+  static constexpr int kRounds = (kQueries + 2 * kMaxRows + kRoundRows - 1) / kRoundRows;
+  static constexpr int kBits = 8;  // of a row's number
+  static_assert(kRounds * kBits <= 32, "a word has them all");
 
   int num_new;  // keys, then values
   int num;
-  const uint16_t* p_from[kPerLane];
-  int i_row[kPerLane];  // of the call
+  const uint16_t* p_from[kRounds];
+  uint32_t i_rows;  // of the call, a byte for each round
+
+  // The row that the lane has a part of, which there may not be.
+  static __device__ __forceinline__ int index(int i_round) {
+    return i_round * kRoundRows + static_cast<int>(threadIdx.x) / kRowLanes;
+  }
+
+  __device__ __forceinline__ int row(int i_round) const {
+    return i_rows >> (i_round * kBits) & ((1 << kBits) - 1);
+  }
 
   __device__ __forceinline__ void set(
       const AttentionArgs& args, bool appends, int i_kv, int i_first, int num_queries) {
-    const int group = args.num_heads / args.num_kv_heads;
     num_new = appends ? 2 * args.rows : 0;
     num = num_new + num_queries;
+    i_rows = 0;
 #pragma unroll
-    for (int j = 0; j < kPerLane; ++j) {
-      const int i = static_cast<int>(threadIdx.x) % kWarp + j * kWarp;
-      const void* p = args.p_q_gate;
-      int64_t o_row;
-      if (i < num_new) {
-        const bool is_value = i >= args.rows;
-        i_row[j] = is_value ? i - args.rows : i;
-        o_row = i_row[j] * (is_value ? args.v_row_stride : args.k_row_stride) + i_kv * kHeadDim;
-        p = is_value ? args.p_v : args.p_k;
-      } else {
-        const int q = i_first + min(i, num - 1) - num_new;
-        i_row[j] = q / group;
-        o_row = i_row[j] * args.q_gate_row_stride + (i_kv * group + q % group) * 2 * kHeadDim;
-      }
-      p_from[j] = static_cast<const uint16_t*>(p) + o_row;
+    for (int i_round = 0; i_round < kRounds; ++i_round) {
+      int i_row;
+      p_from[i_round] = source(args, index(i_round), i_kv, i_first, i_row);
+      i_rows |= i_row << (i_round * kBits);
     }
   }
 
-  // Of row i, the same for the whole warp.
-  __device__ __forceinline__ const uint16_t* source(int i) const {
-    const auto p = reinterpret_cast<unsigned long long>(i < kWarp ? p_from[0] : p_from[1]);
-    return reinterpret_cast<const uint16_t*>(__shfl_sync(kAllLanes, p, i % kWarp));
-  }
-  __device__ __forceinline__ int row(int i) const {
-    return __shfl_sync(kAllLanes, i < kWarp ? i_row[0] : i_row[1], i % kWarp);
+  // Of row i, or of the last one.
+  __device__ __forceinline__ const uint16_t* source(
+      const AttentionArgs& args, int i, int i_kv, int i_first, int& i_row) const {
+    const void* p = args.p_q_gate;
+    int64_t o_row;
+    if (i < num_new) {
+      const bool is_value = i >= args.rows;
+      i_row = is_value ? i - args.rows : i;
+      o_row = i_row * (is_value ? args.v_row_stride : args.k_row_stride) + i_kv * kHeadDim;
+      p = is_value ? args.p_v : args.p_k;
+    } else {
+      const int group = args.num_heads / args.num_kv_heads;
+      const int q = i_first + min(i, num - 1) - num_new;
+      i_row = q / group;
+      o_row = i_row * args.q_gate_row_stride + (i_kv * group + q % group) * 2 * kHeadDim;
+    }
+    return static_cast<const uint16_t*>(p) + o_row;
   }
 };
-static_assert(kMaxQueries + 2 * kMaxRows <= RowTasks::kPerLane * kWarp);
+static_assert(kMaxQueries % kRowLanes == 0);
 
-// Begins to copy the rows that this warp makes.
-__device__ __forceinline__ void begin_load_rows(const RowTasks& tasks, const Scratch& scratch) {
-  const int i_lane = threadIdx.x % kWarp;
-#pragma unroll 1
-  for (int i = threadIdx.x / kWarp; i < tasks.num; i += kTileWarps) {
-    async_copy_16(shared_address(scratch.row(i)) + i_lane * kChunkBytes,
-                  tasks.source(i) + i_lane * kChunk);
+// Begins to copy what this lane makes.
+template <int kQueries>
+__device__ __forceinline__ void begin_load_rows(const RowTasks<kQueries>& tasks,
+                                                const Scratch& scratch,
+                                                int half_rotary) {
+#pragma unroll
+  for (int i_round = 0; i_round < tasks.kRounds; ++i_round) {
+    const int i = tasks.index(i_round);
+    if (i < tasks.num) {
+#pragma unroll
+      for (int c = 0; c < kRowChunks; ++c) {
+        const int i_chunk = row_chunk(c, half_rotary);
+        async_copy_16(shared_address(scratch.row(i)) + i_chunk * kChunkBytes,
+                      tasks.p_from[i_round] + i_chunk * kChunk);
+      }
+    }
   }
 }
 
+// Eight dims as they lie in memory, of a row that no copy could fetch.
+__device__ __forceinline__ uint4 load_row_chunk(const uint16_t* p, bool vector) {
+  if (vector) {
+    return *reinterpret_cast<const uint4*>(p);
+  }
+  return make_uint4(
+      p[0] | static_cast<uint32_t>(p[1]) << 16, p[2] | static_cast<uint32_t>(p[3]) << 16,
+      p[4] | static_cast<uint32_t>(p[5]) << 16, p[6] | static_cast<uint32_t>(p[7]) << 16);
+}
+
 // The part's queries, as A operands in shared memory; before them the new rows, into the cache and
-// into their slots of the scratch. A warp makes every fourth row, two at a time: each is a chain of
-// dependent steps. The place of queries that there are not is zero already.
+// into their slots of the scratch. The place of queries that there are not is zero already.
 template <typename Cache, int kQueries>
 __device__ __forceinline__ void make_rows(const AttentionArgs& args,
-                                          const RowTasks& tasks,
+                                          const RowTasks<kQueries>& tasks,
                                           const Scratch& scratch,
-                                          const float (&b_q_norm)[kChunk],
-                                          const float (&b_k_norm)[kChunk],
                                           uint4* s_queries,
                                           int i_kv,
+                                          int i_first,
                                           int position,
                                           bool are_loaded) {
-  using Compute = typename Cache::Compute;
   constexpr int kItemBytes = Cache::kRowBytes / kHeadDim;
-  constexpr int kTogether = 2;
+  const int half_rotary = args.half_rotary;
 #pragma unroll 1
-  for (int i_first = threadIdx.x / kWarp; i_first < tasks.num; i_first += kTogether * kTileWarps) {
-    uint32_t pairs[kTogether][4];
-    int i_row[kTogether];
+  for (int i_round = 0; i_round * tasks.kRoundRows < tasks.num; ++i_round) {
+    const int i = tasks.index(i_round);
+    const bool is_query = i >= tasks.num_new;
+    const bool is_value = !is_query && i >= args.rows;
+    const int i_row = tasks.row(i_round);
+    const unsigned char* p_slot = scratch.row(min(i, tasks.num - 1));
+    const uint16_t* p_row = nullptr;
+    if (!are_loaded) {
+      int unused;
+      p_row = tasks.source(args, i, i_kv, i_first, unused);
+    }
+    uint4 loaded[kRowChunks];
 #pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
-      const int i_next = i_first + u * kTileWarps;
-      const int i =
-          i_next < tasks.num ? i_next : i_first;  // where there is none, once more, unused
-      i_row[u] = tasks.row(i);
-      if (are_loaded) {
-        const uint4 loaded = reinterpret_cast<const uint4*>(scratch.row(i))[threadIdx.x % kWarp];
-        pairs[u][0] = loaded.x;
-        pairs[u][1] = loaded.y;
-        pairs[u][2] = loaded.z;
-        pairs[u][3] = loaded.w;
-      } else {
-        load_pairs(tasks.source(i), 0, args.vector, pairs[u]);
-      }
+    for (int c = 0; c < kRowChunks; ++c) {
+      const int i_chunk = row_chunk(c, half_rotary);
+      loaded[c] = are_loaded ? reinterpret_cast<const uint4*>(p_slot)[i_chunk]
+                             : load_row_chunk(p_row + i_chunk * kChunk, args.vector);
+    }
+    RowDims b;
+    if (args.half_rows) {
+      to_numbers<true>(b, loaded);
+    } else {
+      to_numbers<false>(b, loaded);
+    }
+    const float inverse = inverse_rms(b, args.eps);
+    if (!is_value) {
+      norm_row(b, inverse, scratch.p_factors + (is_query ? 0 : kHeadDim), half_rotary);
+      turn_row(b, scratch.p_turns + i_row * half_rotary, half_rotary);
+    }
+    float scale = 1.0f;
+    if (Cache::kScaled && tasks.num_new > 0) {
+      scale = row_scale(Cache{}, b);
     }
     __syncwarp();  // a new row takes the place of what it is made of
-    float b[kTogether][kChunk];
-#pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
-      const int i = i_first + u * kTileWarps;
-      const bool is_query = i >= tasks.num_new;
-      const bool is_value = !is_query && i >= args.rows;
-      to_numbers(b[u], pairs[u], args.half_rows);
-      float b_made[kChunk], b_weight[kChunk];
-#pragma unroll
-      for (int j = 0; j < kChunk; ++j) {
-        b_made[j] = b[u][j];
-        b_weight[j] = is_query ? b_q_norm[j] : b_k_norm[j];
-      }
-      norm_row(b_made, b_weight, args.eps);
-      turn_row(b_made, scratch.p_turns + i_row[u] * args.half_rotary, args.half_rotary);
-#pragma unroll
-      for (int j = 0; j < kChunk; ++j) {
-        b[u][j] = is_value ? b[u][j] : b_made[j];
-      }
-    }
-#pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
-      const int i = i_first + u * kTileWarps;
+    if (!is_query) {
+      const int64_t o_head = i_kv * args.cache_head_stride * kItemBytes;
+      const int64_t o_row = static_cast<int64_t>(position + i_row) * Cache::kRowBytes;
+      const int64_t o_scale = i_kv * args.scale_head_stride + position + i_row;
+      append_row(Cache{}, b, scale, half_rotary,
+                 {(is_value ? args.p_v_cache : args.p_k_cache) + o_head + o_row,
+                  (is_value ? args.p_v_scale : args.p_k_scale) + o_scale, scratch.row(i),
+                  reinterpret_cast<float*>(scratch.row(i) + Scratch::kScale)});
+    } else if (i < tasks.num) {
       const int i_query = i - tasks.num_new;
-      if (i_query >= 0 && i < tasks.num) {
+      uint4* p_tile = s_queries + i_query / 16 * kQuerySteps * kWarp;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          pairs[u][j] = pack_pair(b[u][2 * j], b[u][2 * j + 1], Compute{});
-        }
-        uint4* p_tile = s_queries + i_query / 16 * kQuerySteps * kWarp;
-        Cache::store_query(reinterpret_cast<uint32_t*>(p_tile), i_query % 16, pairs[u]);
-      } else if (i_query < 0) {
-        const bool is_value = i >= args.rows;
-        const int64_t o_head = i_kv * args.cache_head_stride * kItemBytes;
-        const int64_t o_row = static_cast<int64_t>(position + i_row[u]) * Cache::kRowBytes;
-        const int64_t o_scale = i_kv * args.scale_head_stride + position + i_row[u];
-        append_row(Cache{}, b[u],
-                   {(is_value ? args.p_v_cache : args.p_k_cache) + o_head + o_row,
-                    (is_value ? args.p_v_scale : args.p_k_scale) + o_scale, scratch.row(i),
-                    reinterpret_cast<float*>(scratch.row(i) + Scratch::kScale)});
+      for (int c = 0; c < kRowChunks; ++c) {
+        Cache::store_query(reinterpret_cast<uint32_t*>(p_tile), i_query % 16,
+                           row_chunk(c, half_rotary), pack_chunk<typename Cache::Compute>(b[c]));
       }
     }
   }

@@ -53,6 +53,12 @@ __host__ __device__ constexpr int query_halves(int queries) {
 
 constexpr float kMinusInfinity = -__builtin_huge_valf();
 
+// Where the A operand of a lane lies, among those of all k steps of a tile of queries. A query is
+// stored by lanes that hold a step's dims each, and without the swizzle all would meet one bank.
+__device__ __forceinline__ int operand_at(int i_step, int i_lane) {
+  return i_step * kWarp + (i_lane ^ i_step % 8);
+}
+
 __device__ __forceinline__ uint32_t pack_pair(float low, float high, __half /* type */) {
   const __half2 pair = __floats2half2_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
@@ -82,16 +88,17 @@ struct WideCache {
     return chunk ^ (row & 7);
   }
 
-  // Stores a lane's eight dims of query i_row, packed in pairs, as its part of the A operands
-  // [kQuerySteps][lane][4] of the query's tile.
+  // Stores the eight dims of chunk i_chunk of query i_row, packed in pairs, as their part of the A
+  // operands [kQuerySteps][lane][4] of the query's tile.
   static __device__ __forceinline__ void store_query(uint32_t* p_tile,
                                                      int i_row,
-                                                     const uint32_t (&pairs)[4]) {
-    const int i_lane = threadIdx.x % kWarp;
+                                                     int i_chunk,
+                                                     const uint4& packed) {
+    const uint32_t pairs[4] = {packed.x, packed.y, packed.z, packed.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int i_to = i_lane / 2 * kWarp + i_row % 8 * 4 + i;
-      p_tile[4 * i_to + i_row / 8 + 2 * (i_lane % 2)] = pairs[i];
+      const int i_to = operand_at(i_chunk / 2, i_row % 8 * 4 + i);
+      p_tile[4 * i_to + i_row / 8 + 2 * (i_chunk % 2)] = pairs[i];
     }
   }
 
@@ -190,12 +197,13 @@ struct Float8Cache {
 
   static __device__ __forceinline__ void store_query(uint32_t* p_tile,
                                                      int i_row,
-                                                     const uint32_t (&pairs)[4]) {
-    const int i_lane = threadIdx.x % kWarp;
+                                                     int i_chunk,
+                                                     const uint4& packed) {
+    const uint32_t pairs[4] = {packed.x, packed.y, packed.z, packed.w};
 #pragma unroll
     for (int i = 0; i < kStepsPerLoad; ++i) {
       const uint32_t low = pairs[2 * i], high = pairs[2 * i + 1];
-      const int i_to = (kStepsPerLoad * (i_lane / 4) + i) * kWarp + i_row % 8 * 4 + i_lane % 4;
+      const int i_to = operand_at(kStepsPerLoad * (i_chunk / 4) + i, i_row % 8 * 4 + i_chunk % 4);
       p_tile[4 * i_to + i_row / 8] = kConverts ? low : __byte_perm(low, high, 0x5410);
       p_tile[4 * i_to + i_row / 8 + 2] = kConverts ? high : __byte_perm(low, high, 0x7632);
     }
@@ -420,7 +428,7 @@ __device__ __forceinline__ void tile_scores(unsigned char* p_stage,
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
         const int i_step = i_first_load * kStepsPerLoad + i;
-        const uint4 loaded = p_queries[(m * kQuerySteps + i_step) * kWarp + i_lane];
+        const uint4 loaded = p_queries[m * kQuerySteps * kWarp + operand_at(i_step, i_lane)];
         const uint32_t a[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) {
