@@ -39,6 +39,7 @@ HEADLINES = (
         "the same, of what the card's memory bandwidth allows",
     ),
     ("h200/decode", "plain_32k_over_1k", "the same at 32,768 positions, against 1,024"),
+    ("h200/decode", "plain_32k_fp8_over_1k", "the same with keys and values in fp8"),
     ("h200/decode", "cycle4_all_accepted.tok_s", "four drafts a cycle, all forced to stand"),
     ("h200/decode", "cycle4_over_plain", "such a cycle, in plain steps"),
     ("h200/prefill", "prompt_2k.tok_s", "a prompt of 2,048 tokens"),

@@ -174,9 +174,9 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
   BYTEBOUND_DYNAMIC_SHARED(float4, shared);
   __shared__ Mailbox mailbox;
   __shared__ float4 tokens[kSlices];  // sent if there is nothing else to send
-  // Blocks of the next kernel, which wait with their first weights beside this one, slow a row's
-  // chain down by half. For one row that is worth it, for several they come when the rows are
-  // ready.
+  // Where the next kernel's blocks come early, a row takes up to half as long again as it does
+  // alone. With one row their first weights are worth it; with several they come when the rows
+  // begin.
   const bool allows_early = args.current.rows <= 1;
   if (allows_early) {
     allow_next_kernel();
