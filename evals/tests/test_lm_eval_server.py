@@ -40,7 +40,8 @@ def server() -> Iterator[str]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            line = process.stderr.readline()
+            plan, line = process.stderr.readline(), process.stderr.readline()
+            assert " positions take " in plan, plan
             found = re.search(r"serving tiny on (http://\S+)", line)
             assert found, line
             for _ in range(600):

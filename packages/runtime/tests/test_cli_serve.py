@@ -18,6 +18,8 @@ __all__ = ["folders", "run"]  # fixtures
 
 def listening(process: subprocess.Popen[bytes]) -> str:
     assert process.stderr is not None
+    plan = process.stderr.readline().decode()
+    assert re.search(r"^[\d,]+ positions take [\d.]+ \S?B at most: (.+ [\d.]+ \S?B, )+", plan), plan
     line = process.stderr.readline().decode()
     found = re.search(r"serving \S+ on (http://\S+)", line)
     assert found, line

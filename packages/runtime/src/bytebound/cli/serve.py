@@ -166,6 +166,7 @@ def serve(
 
     from bytebound.cli.opening import open_engine
     from bytebound.cli.output import remark
+    from bytebound.cli.tables import plan_line
 
     # An address that is taken is said before a model is loaded.
     with _bound(host, port) as listener:
@@ -177,6 +178,8 @@ def serve(
         signal.signal(signal.SIGINT, server.handle_exit)  # no Ctrl-C is an exception any more
         where = listener.getsockname()
         shown = f"[{where[0]}]" if ":" in where[0] else where[0]
+        if engine.memory_plan is not None:
+            remark(plan_line(engine.memory_plan))
         remark(f"serving {settings.model_name} on http://{shown}:{where[1]}")
         server.run(sockets=[listener])
     # Python's own end takes seconds, in which another Ctrl-C would show a traceback, and it crashes

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -11,6 +11,9 @@ from rich.text import Text
 
 from bytebound.cli.errors import one_line
 from bytebound.cli.output import emit
+
+if TYPE_CHECKING:
+    from bytebound.memory import MemoryPlan
 
 PIPE_WIDTH = 110  # columns where there is no terminal to ask
 
@@ -94,6 +97,13 @@ def size(count: float) -> str:
         if count >= scale:
             return f"{count / scale:.3f} {unit}"
     return f"{count:.0f} B"
+
+
+def plan_line(plan: "MemoryPlan") -> str:
+    """What an engine holds at most, the largest part first."""
+    parts = sorted(plan.rows(), key=lambda row: -row[1])
+    listed = ", ".join(f"{_PLAN_ROWS[name]} {size(count)}" for name, count in parts if count)
+    return f"{plan.max_len:,} positions take {size(plan.total)} at most: {listed}"
 
 
 def _lines(report: dict[str, Any]) -> Iterable[tuple[str, str]]:
