@@ -194,12 +194,11 @@ def measure_draft_vocab(arguments: argparse.Namespace, record: Callable[..., Non
         about = {"format": FORMAT, "format_version": FORMAT_VERSION}
         about["vocab_size"] = str(find_model(arguments.model)[1].vocab_size)
         save_file({"ids": ids}, path, metadata=about)
-        engine = Engine.from_pretrained(
-            arguments.model, backend="cuda", num_draft_tokens=4, max_len=4096, draft_vocab=path
-        )
+        engine = load(arguments, num_draft_tokens=4, max_len=4096, draft_vocab=path)
     forms = {"cycle4_draft_vocab_1k.ms": Form.of(Choice(4), 4, by_head=True)}
+    about = {"prompt_tokens": SHORT, "draft_ids": arguments.draft_ids, **context_of(engine)}
     for name, values in turn_times(engine, forms, arguments.samples).items():
-        record(name, "ms", "lower", values, prompt_tokens=SHORT, draft_ids=arguments.draft_ids)
+        record(name, "ms", "lower", values, **about)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -47,8 +47,9 @@ constexpr int kMaxGroups = 1024;           // pairs of kv head and part
 constexpr int kMaxHeads = 1024;
 constexpr int kMaxStages = 4;
 constexpr int kBlocksPerSm = 2;  // more would have shorter pipelines and less even shares
-// Up to so many positions there is less to read than to hand over. One block with two stages then
-// has room beside the blocks of other kernels, where two would wait for an empty multiprocessor.
+// Over a cache of up to so many positions one block with two stages does it. It has room beside the
+// blocks of other kernels, where two wait for an empty multiprocessor: several rows gain at any of
+// these lengths, one row below some 4 Ki.
 constexpr int kShortCache = 8448;
 constexpr int kShortStages = 2;
 constexpr std::size_t kAlignment = 256;  // of the parts of the workspace
@@ -349,26 +350,31 @@ Status launch_leaves(AttentionArgs args, void* stream) {
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&block_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   }
+  const auto static_bytes = static_cast<int>(sizeof(LeafShare) + sizeof(int) + sizeof(ValueMarks));
+  const auto fits = [&](int num_stages) {
+    return leaves_shared_bytes<Cache, kQueries>(num_stages) + static_bytes <= block_limit;
+  };
+  // The same limit in every launch, for another thread may be about to launch with more.
+  int largest = kMaxStages;
+  while (largest > 2 && !fits(largest)) {
+    --largest;
+  }
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 leaves_shared_bytes<Cache, kQueries>(largest));
+  }
   const bool is_short = args.max_positions <= kShortCache;
   const int most_blocks = is_short ? 1 : kBlocksPerSm;
   // As many stages as leave room for all blocks of an SM; else two stages, which fit everywhere.
-  const auto static_bytes = static_cast<int>(sizeof(LeafShare) + sizeof(int) + sizeof(ValueMarks));
   LaunchOptions options;
   options.overlap_previous = true;
-  for (int i = is_short ? kShortStages : kMaxStages;
+  for (int i = is_short ? kShortStages : largest;
        i >= 2 && blocks_per_sm < most_blocks && error == cudaSuccess; --i) {
     args.num_stages = i;
     options.shared_bytes = leaves_shared_bytes<Cache, kQueries>(i);
-    const auto num_bytes = static_cast<int>(options.shared_bytes);
-    if (num_bytes + static_bytes > block_limit && i > 2) {
-      continue;
-    }
-    error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, num_bytes);
-    if (error == cudaSuccess) {
-      error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_sm, kernel, kTileThreads,
-                                                            options.shared_bytes);
-    }
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_sm, kernel, kTileThreads,
+                                                          options.shared_bytes);
   }
   if (error != cudaSuccess) {
     cudaGetLastError();  // reported here, so it must not surface again

@@ -100,13 +100,16 @@ def run_gdn_step(backend: CupyBackend | TorchBackend) -> int:
 def run_attention_decode(backend: CupyBackend | TorchBackend) -> int:
     """Every cache and number of query tiles, new rows on both sides of an edge, several leaves."""
     launches = 0
-    # The last shape has more leaves than blocks, so that some are drawn.
+    # The fifth shape has more leaves than blocks, so that some are drawn; the last two have long
+    # caches, which take more stages and another number of blocks.
     for (num_heads, num_kv_heads), rows, position, length in (
         ((2, 1), 1, 0, 1),
         ((6, 2), 3, 62, 68),
         ((6, 1), 5, 29, 40),
         ((7, 1), 8, 130, 200),
         ((100, 100), 2, 190, 192),
+        ((6, 1), 1, 70, 8452),
+        ((6, 1), 5, 126, 8452),
     ):
         for dtype, cache in (
             ("float16", "float16"),

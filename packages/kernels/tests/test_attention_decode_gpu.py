@@ -34,6 +34,8 @@ EDGES = [31, 32, 63, 64, 255, 256, 2047, 2048, 2049, 4095, 4096, 8191, 8192, 327
 pairs = pytest.mark.parametrize(
     ("dtype", "cache"), list(TOLERANCE), ids=[f"{x}-{c}" for x, c in TOLERANCE]
 )
+# Positions of a cache: up to 8,448 the leaves are shared out among other blocks.
+rooms = pytest.mark.parametrize("room", [700, 8452], ids=["short", "long"])
 caches = pytest.mark.parametrize("cache", ["float16", "bfloat16", "float8_e4m3fn"])
 shapes = pytest.mark.parametrize("heads", SHAPES, ids=lambda heads: f"NH{heads[0]}-NKV{heads[1]}")
 
@@ -175,10 +177,11 @@ def check(layer, rows, position, state, tolerance, assert_close, **keywords):
     return out
 
 
+@rooms
 @pairs
 @shapes
-def test_matches_the_reference(heads, dtype, cache, assert_close) -> None:
-    layer = Layer(heads, 700, dtype)
+def test_matches_the_reference(room, heads, dtype, cache, assert_close) -> None:
+    layer = Layer(heads, room, dtype)
     for count, position in (
         (1, 0),
         (8, 0),
@@ -189,7 +192,7 @@ def test_matches_the_reference(heads, dtype, cache, assert_close) -> None:
         (7, 30),
         (8, 692),
     ):
-        state = State.filled(cache, heads[1], 700, position)
+        state = State.filled(cache, heads[1], room, position)
         rows = layer.rows(count, seed=count)
         check(layer, rows, position, state, TOLERANCE[dtype, cache], assert_close)
 
@@ -249,8 +252,9 @@ def test_rotary_is_exact_at_any_position(assert_close) -> None:
         assert_close(f"k at {position}", expected, state.k[:, position], 4e-4)
 
 
-def test_constants_are_used(assert_close) -> None:
-    layer = Layer((6, 2), 300, "bfloat16", norm_dtype=torch.float32)
+@rooms
+def test_constants_are_used(room, assert_close) -> None:
+    layer = Layer((6, 2), room, "bfloat16", norm_dtype=torch.float32)
     rows = layer.rows(3)
     rows[1].mul_(1e-3)  # so that eps matters
     for rotary_dim, eps, scale in (
@@ -260,18 +264,19 @@ def test_constants_are_used(assert_close) -> None:
         (256, 1, 0),
     ):
         layer.inv_freq = inv_freq_of(rotary_dim, 1e4)
-        state = State.filled("bfloat16", 2, 300, 200)
+        state = State.filled("bfloat16", 2, room, 200)
         check(layer, rows, 200, state, 4e-3, assert_close, eps=eps, scale=scale)
 
 
+@rooms
 @caches
-def test_as_many_rows_and_rotary_dims_as_there_can_be(cache, assert_close) -> None:
+def test_as_many_rows_and_rotary_dims_as_there_can_be(room, cache, assert_close) -> None:
     # More than the shared memory in which rows are made has room for; among others it has.
-    layer = Layer(BIG, 700)
+    layer = Layer(BIG, room)
     layer.inv_freq = inv_freq_of(256, 1e4)
     rows = layer.rows(8)
     for position in (0, 60, 61, 690):
-        state = State.filled(cache, 4, 700, position)
+        state = State.filled(cache, 4, room, position)
         apart = state.clone()
         out = check(layer, rows, position, state, TOLERANCE["float16", cache], assert_close)
         for r in range(8):
@@ -400,13 +405,14 @@ def test_the_position_may_come_from_the_kernel_right_before(cache, count) -> Non
                 assert state.same(expected_state), f"{position}, before {before}"
 
 
+@rooms
 @caches
 @pytest.mark.parametrize("part", ["query", "gate", "k", "v"])
-def test_what_is_not_finite_stays_in_the_rows_that_see_it(cache, part) -> None:
-    layer = Layer(BIG, 400)
+def test_what_is_not_finite_stays_in_the_rows_that_see_it(room, cache, part) -> None:
+    layer = Layer(BIG, room)
     for position in (30, 61, 254):  # new rows on one, and on both sides of an edge
         for bad in (float("nan"), float("inf")):
-            state = State.filled(cache, 4, 400, position)
+            state = State.filled(cache, 4, room, position)
             rows = layer.rows(6)
             clean = layer.run(rows, position, state.clone())
             q_gate, k, v = (tensor.clone() for tensor in rows)
@@ -430,12 +436,13 @@ def test_what_is_not_finite_stays_in_the_rows_that_see_it(cache, part) -> None:
                 assert same_bits(new[:, :6], old[:, :6]) and same_bits(new[:, 12:], old[:, 12:])
 
 
+@rooms
 @caches
-def test_strides_and_alignment_change_no_bit_and_nothing_else_is_written(cache) -> None:
+def test_strides_and_alignment_change_no_bit_and_nothing_else_is_written(room, cache) -> None:
     heads, kv_heads = 6, 2
-    layer = Layer((heads, kv_heads), 300)
+    layer = Layer((heads, kv_heads), room)
     rows = layer.rows(4)
-    state = State.filled(cache, kv_heads, 300, 250)
+    state = State.filled(cache, kv_heads, room, 250)
     plain = layer.run(rows, 250, state.clone())
     widths = [part.shape[1] for part in rows]
     for offset, gap in ((0, 0), (8, 16), (1, 3), (4, 0)):
@@ -447,9 +454,9 @@ def test_strides_and_alignment_change_no_bit_and_nothing_else_is_written(cache) 
         out = wide_out[:, offset : offset + heads * DH]
         # The cache of one layer out of several, with a guard behind each head.
         wide = State(*(None if t is None else guarded(t) for t in vars(state).values()))
-        inner = State(*(None if t is None else t[:, :300] for t in vars(wide).values()))
+        inner = State(*(None if t is None else t[:, :room] for t in vars(wide).values()))
         before = wide.clone()
-        num_bytes = attention_decode_workspace_bytes(4, heads, 300)
+        num_bytes = attention_decode_workspace_bytes(4, heads, room)
         workspace = torch.full((num_bytes + 64,), 0xA5, dtype=torch.uint8, device="cuda")
         layer.workspace = workspace[:num_bytes]
         layer.position.fill_(250)

@@ -60,5 +60,26 @@ def test_the_size_of_the_cache_changes_no_bit(cache) -> None:
     assert all(map(gpu.same_bits, *found))
 
 
+@pytest.mark.parametrize("cache", ["float16", "float8_e4m3fn"])
+def test_a_long_cache(cache, assert_close) -> None:
+    # More stages and another number of blocks than the short caches above.
+    layer = gpu.Layer((6, 2), 8452, "float16")
+    for count, position in ((1, 0), (8, 60)):
+        state = gpu.State.filled(cache, 2, 8452, position)
+        rows = layer.rows(count, seed=count)
+        gpu.check(layer, rows, position, state, gpu.TOLERANCE["float16", cache], assert_close)
+
+
+@gpu.rooms
+@pytest.mark.parametrize("cache", ["float16", "float8_e4m3fn"])
+def test_strides_and_alignment(room, cache) -> None:
+    gpu.test_strides_and_alignment_change_no_bit_and_nothing_else_is_written(room, cache)
+
+
+@gpu.rooms
+def test_constants_are_used(room, assert_close) -> None:
+    gpu.test_constants_are_used(room, assert_close)
+
+
 def test_a_position_out_of_range_changes_nothing() -> None:
     gpu.test_a_position_out_of_range_changes_nothing()

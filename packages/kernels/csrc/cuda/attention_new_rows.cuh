@@ -118,7 +118,6 @@ struct RowTasks {
     return static_cast<const uint16_t*>(p) + o_row;
   }
 };
-static_assert(kMaxQueries % kRowLanes == 0);
 
 // Begins to copy what this lane makes.
 template <int kQueries>
@@ -168,7 +167,8 @@ __device__ __forceinline__ void make_rows(const AttentionArgs& args,
     const bool is_query = i >= tasks.num_new;
     const bool is_value = !is_query && i >= args.rows;
     const int i_row = tasks.row(i_round);
-    const unsigned char* p_slot = scratch.row(min(i, tasks.num - 1));
+    const bool is_there = i < tasks.num;
+    const unsigned char* p_slot = scratch.row(i);
     const uint16_t* p_row = nullptr;
     if (!are_loaded) {
       int unused;
@@ -178,8 +178,11 @@ __device__ __forceinline__ void make_rows(const AttentionArgs& args,
 #pragma unroll
     for (int c = 0; c < kRowChunks; ++c) {
       const int i_chunk = row_chunk(c, half_rotary);
-      loaded[c] = are_loaded ? reinterpret_cast<const uint4*>(p_slot)[i_chunk]
-                             : load_row_chunk(p_row + i_chunk * kChunk, args.vector);
+      loaded[c] = make_uint4(0, 0, 0, 0);
+      if (is_there) {
+        loaded[c] = are_loaded ? reinterpret_cast<const uint4*>(p_slot)[i_chunk]
+                               : load_row_chunk(p_row + i_chunk * kChunk, args.vector);
+      }
     }
     RowDims b;
     if (args.half_rows) {
@@ -205,7 +208,7 @@ __device__ __forceinline__ void make_rows(const AttentionArgs& args,
                  {(is_value ? args.p_v_cache : args.p_k_cache) + o_head + o_row,
                   (is_value ? args.p_v_scale : args.p_k_scale) + o_scale, scratch.row(i),
                   reinterpret_cast<float*>(scratch.row(i) + Scratch::kScale)});
-    } else if (i < tasks.num) {
+    } else if (is_there) {
       const int i_query = i - tasks.num_new;
       uint4* p_tile = s_queries + i_query / 16 * kQuerySteps * kWarp;
 #pragma unroll

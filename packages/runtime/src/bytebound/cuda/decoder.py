@@ -68,7 +68,11 @@ class CudaDecoder:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run and record every form that a request may need, so that none pays for it."""
+        """Run and record the forms that requests take, so that none pays for it.
+
+        But for a draft that is not of this package and hands over probabilities, and a request that
+        bans all of a small draft vocabulary: they record theirs when they come.
+        """
         row = self.executor.prefill([0])
         if isinstance(self._depth, FixedDepth) and self._runs_ahead:
             counts = range(self._depth.depth, self._depth.depth + 1)
