@@ -5,16 +5,20 @@ from typing import Any
 
 import pytest
 import torch
-from bytebound import SamplingParams
+from bytebound import Engine, SamplingParams
 from bytebound.cuda.executor import CudaExecutor
 from bytebound.parked import ParkedConversations
 from bytebound.prompt_reader import PromptReader
 
-from .test_prefix_reuse_gpu import load, words
+from .test_prefix_reuse_gpu import words
 
 pytestmark = pytest.mark.gpu
 
 BUDGET = 1 << 30
+
+
+def load(**settings: Any) -> Engine:
+    return Engine.from_pretrained("tiny", backend="cuda", **settings)
 
 
 def parked(reader: PromptReader) -> ParkedConversations:
