@@ -174,9 +174,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2) gdn_step_kernel(const KernelAr
   BYTEBOUND_DYNAMIC_SHARED(float4, shared);
   __shared__ Mailbox mailbox;
   __shared__ float4 tokens[kSlices];  // sent if there is nothing else to send
-  // Where the next kernel's blocks come early, a row takes up to half as long again as it does
-  // alone. With one row their first weights are worth it; with several they come when the rows
-  // begin.
+  // Measured in whole steps: with several rows it pays to start the next kernel when they begin,
+  // with one row at once, for the sake of its first weights.
   const bool allows_early = args.current.rows <= 1;
   if (allows_early) {
     allow_next_kernel();
